@@ -67,6 +67,7 @@ ATTACHED = """exec 3<&0 </dev/null
 { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 &
 exec 3<&-; exec "$@" """
 _stopped_by: int = signal.SIGINT  # the signal of the last KeyboardInterrupt
+_runs_command = _is_guest = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -168,6 +169,25 @@ def attached(command: Sequence[str], **options: Any) -> Iterator[subprocess.Pope
         child.wait()
 
 
+@contextmanager
+def as_guest() -> Iterator[bool]:
+    """While the block runs, this process is the caller's, as a notebook is: nothing ends it. Inside
+    of a command it is the command's, and nothing changes; whether it is the caller's is yielded.
+    """
+    global _is_guest
+    before = _is_guest
+    _is_guest = not _runs_command
+    try:
+        yield _is_guest
+    finally:
+        _is_guest = before
+
+
+def is_guest() -> bool:
+    """Whether this process is that of a program which called the library."""
+    return _is_guest
+
+
 def stop_signals() -> list[signal.Signals]:
     """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -242,15 +262,17 @@ def on_stop_signal(handler: Callable[[int], None]) -> Iterator[None]:
     """While the block runs, a stop signal calls `handler` with its number.
 
     A second one ends the process at once, except SIGHUP: of a closed terminal it comes twice, from
-    the kernel and from the shell. Outside the main thread nothing is installed.
+    the kernel and from the shell. A process of the caller does then what it did before. Outside the
+    main thread nothing is installed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
+        for each, previous in before.items():
+            default = signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL
+            signal.signal(each, previous if _is_guest else default)
         handler(number)
 
     before = {number: signal.signal(number, first) for number in stop_signals()}
@@ -309,9 +331,10 @@ def run_command(
     give 128 + N and the line `stopped by SIGINT: ` + `stopped`. To end may take seconds, so a line
     says at once that the signal has arrived: a second one ends the process without a word.
     """
-    global _stopped_by
+    global _stopped_by, _runs_command
     _stopped_by = signal.SIGINT
-    disabled = logging.root.manager.disable
+    disabled, before = logging.root.manager.disable, _runs_command
+    _runs_command = True
     try:
         with on_stop_signal(_raise_stopped):
             status = body()
@@ -339,6 +362,7 @@ def run_command(
         print_error("", f"stopped by SIGTERM: {stopped}")
         return 128 + signal.SIGTERM
     finally:
+        _runs_command = before
         logging.disable(disabled)
 
 

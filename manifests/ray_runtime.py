@@ -193,5 +193,6 @@ def disconnect() -> None:
     import ray
 
     ray.shutdown()
+    atexit.unregister(disconnect)
     shutil.rmtree(_embedded_folder, ignore_errors=True)
     _embedded_folder = None

@@ -658,6 +658,12 @@ def _read_resolved(path: str, kind: type[T]) -> T:
     return manifest
 
 
+def check_scales(scale: str | None, scales: Sequence[str] | None) -> None:
+    """ValueError for --scale beside --scales."""
+    if scale and scales:
+        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
+
+
 def read_scales(path: str | Path, names: Sequence[str], out: str) -> dict[str, Ablation]:
     """An ablation at some scales, by the folder that each has inside `out`, and itself in `out` at
     the end. All have its pools and its arms.

@@ -2,7 +2,7 @@
 life, and for how long it has shown none.
 
 A trainer and a build use it: a line after a minute, further ones after twice as long each, an end
-after a limit. It imports the standard library only.
+after a limit. It imports the standard library and `console` only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import NoReturn
 
 from clipmill import OWN
+from clipmill.manifests import console
 from clipmill.manifests.text import printable
 
 LOOK_S = 1.0
@@ -189,6 +191,10 @@ class Stillness:
         return self.seconds >= self.limit_s
 
 
+class Interrupted(Exception):
+    """The call of a guest was interrupted: its waits are not watched any more."""
+
+
 @contextlib.contextmanager
 def watched(look: Callable[[], None]) -> Iterator[None]:
     """Call `look` every second in a thread of its own while the block runs."""
@@ -198,6 +204,8 @@ def watched(look: Callable[[], None]) -> Iterator[None]:
         while not stop.wait(LOOK_S):
             try:
                 look()
+            except Interrupted:
+                return
             except Exception:
                 logger.exception("waits are not watched any more; the work goes on")
                 return
@@ -212,7 +220,13 @@ def watched(look: Callable[[], None]) -> Iterator[None]:
 
 
 def end_now(status: int, message: str) -> NoReturn:
-    """End this process whatever its threads wait for. What is committed is whole."""
+    """End this process whatever its threads wait for. What is committed is whole. One that is a
+    caller's gets KeyboardInterrupt in its main thread.
+    """
     with contextlib.suppress(OSError):  # sys.stderr may be locked by a thread that waits
         os.write(2, f"\nerror: {printable(message)}\n".encode(errors="replace"))
+    if console.is_guest():
+        main = threading.main_thread().ident
+        signal.pthread_kill(main or 0, signal.SIGINT)  # wakes it where it waits for a lock
+        raise Interrupted(message)
     os._exit(status)

@@ -206,7 +206,7 @@ def summary(comparison: ReportComparison) -> list[str]:
     beyond = [arm for arm in c.arms if arm.beyond_noise]
     texts = [f"{arm.arm} ({arm.first.verdict}, then {arm.second.verdict})" for arm in changed]
     lines = [f"Other verdict: {', '.join(texts)}." if texts else "Every verdict is the same."]
-    texts = [f"{arm.arm} by {_cells(arm, c.unit)[2]} {unit}" for arm in beyond]
+    texts = [f"{arm.arm} by {comparison_cells(arm, c.unit)[2]} {unit}" for arm in beyond]
     noise = "No difference changed by more than its noise."
     lines.append(f"Changed beyond noise: {', '.join(texts)}." if texts else noise)
     if alike := c.agreement:
@@ -233,14 +233,15 @@ def comparison_lines(comparison: ReportComparison) -> list[str]:
     columns = f"{c.first[:24]:>24}{c.second[:24]:>26}{'change':>26}"
     lines = [f"{c.task}, {c.metric}, to {c.baseline}", f"{'':<24}{columns}"]
     for arm in c.arms:
-        cells = _cells(arm, c.unit)
+        cells = comparison_cells(arm, c.unit)
         mark = "  beyond noise" if arm.beyond_noise else ""
         text = f"{arm.arm:<24}{cells[0]:>24}{cells[1]:>26}{cells[2]:>26}{mark}"
         lines.append(f"{text}  {arm.first.verdict} / {arm.second.verdict}")
     return [*lines, "", *summary(c)]
 
 
-def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
+def comparison_cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
+    """The difference of an arm in both, and its change, in words."""
     change = wording.interval(arm.change, arm.low, arm.high, unit)
     return wording.difference(arm.first), wording.difference(arm.second), change
 
@@ -263,7 +264,7 @@ def render_comparison(comparison: ReportComparison, links: Mapping[str, str] | N
         links=links,
         unit=unit,
         summary=summary(c),
-        rows=[(arm, _cells(arm, c.unit)) for arm in c.arms],
+        rows=[(arm, comparison_cells(arm, c.unit)) for arm in c.arms],
         shades=shades,
         chart_title=title,
         svg=charts.scatter(points, c.first, c.second, title),

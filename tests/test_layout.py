@@ -21,17 +21,21 @@ MAY_IMPORT = {
     "train": {"manifests", "train"},
     "verdict": {"manifests", "verdict"},
     "study": {"manifests", "train", "verdict", "study"},
+    "clipmill/library": {
+        "manifests", "filters", "pipeline", "train", "verdict", "study", "library",
+    },
     "clipmill/commands": {
-        "manifests", "filters", "pipeline", "train", "verdict", "study", "commands",
+        "manifests", "filters", "pipeline", "train", "verdict", "study", "library", "commands",
     },
     "examples": {"manifests", "pipeline", "examples"},
     "benchmarks/trainer": {"manifests", "train", "bench"},
 }  # fmt: skip
 # The folders of the repository, and the name of each inside of the package clipmill
 FOLDERS = {
-    folder: {"clipmill/commands": "commands", "benchmarks/trainer": "bench"}.get(folder, folder)
+    folder: "bench" if folder == "benchmarks/trainer" else folder.removeprefix("clipmill/")
     for folder in MAY_IMPORT
 }
+OWN = {"library", "commands"}  # folders of clipmill/ that are no links
 # Files that are the command under another name, for torchrun and Ray jobs.
 THIN_ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py",
@@ -74,6 +78,9 @@ ORDER = {
     "study": [
         "influence", "arms", "runner", "data", "changes", "history", "plan", "results",
         "pair_groups", "pair_gradients", "collect", "compare", "child",
+    ],
+    "clipmill/library": [
+        "calls", "answers", "reports", "pools", "builds", "training", "ablations",
     ],
     "clipmill/commands": [
         "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
@@ -136,7 +143,7 @@ def test_no_short_name_is_imported() -> None:
                     names = [node.module or ""]
                 elif isinstance(node, ast.Import):
                     names = [name.name for name in node.names]
-                short = {name.split(".")[0] for name in names} & {*FOLDERS, "bench", "commands"}
+                short = {name.split(".")[0] for name in names} & {*FOLDERS, *FOLDERS.values()}
                 assert not short, f"{path.relative_to(ROOT)} imports {sorted(short)}"
 
 
@@ -146,7 +153,7 @@ def test_the_package_has_a_link_to_each_folder() -> None:
         for path in (ROOT / "clipmill").iterdir()
         if path.is_symlink()
     }
-    assert links == {name: folder for folder, name in FOLDERS.items() if name != "commands"}
+    assert links == {name: folder for folder, name in FOLDERS.items() if name not in OWN}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.test_layout import FOLDERS, ROOT
+from tests.test_layout import FOLDERS, OWN, ROOT
 
 pytestmark = pytest.mark.slow
 EXAMPLE = "examples/cifar10_runs/cifar10_runs.yaml"
 # A folder of the repository, and its name in the package
-INSTALLED = {folder: name for folder, name in FOLDERS.items() if name != "commands"}
+INSTALLED = {folder: name for folder, name in FOLDERS.items() if name not in OWN}
 # A lab's own modules, which have the names of our folders; each ends the program that imports it.
 OF_THE_LAB = ("filters/__init__.py", "train.py", "pipeline.py", "manifests/__init__.py",
               "examples/__init__.py", "benchmarks/__init__.py", "tests/__init__.py")  # fmt: skip
@@ -77,7 +77,9 @@ def test_a_wheel_holds_the_package_clipmill_alone_and_all_that_it_reads(
 ) -> None:
     names = {name for name in contents(wheels[0]) if ".dist-info/" not in name}
     expected = {f"clipmill/{path.name}" for path in (ROOT / "clipmill").glob("*.py")}
-    expected |= {f"clipmill/commands/{p.name}" for p in (ROOT / "clipmill/commands").glob("*.py")}
+    expected.add("clipmill/py.typed")
+    for name in OWN:
+        expected |= {f"clipmill/{name}/{p.name}" for p in (ROOT / "clipmill" / name).glob("*.py")}
     for folder, name in INSTALLED.items():
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix != ".pyc" and path.name != "README.md":

@@ -47,15 +47,15 @@ from benchmarks.studies.curve_numbers import (
     table,
     window_means,
 )
-from clipmill.commands.train import settings
+from clipmill.library.training import settings_of
 from clipmill.manifests import console, disk
-from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.config import TrainConfig, configure, model_config
 from clipmill.train.formats import open_clip_files
 from clipmill.train.model.clip import CLIP
 
 # Changes to the preset that both programs get
 COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]
-BATCH = settings("micro", COMMON).batch_size
+BATCH = configure({"preset": "micro", **settings_of(COMMON)}).batch_size
 VIEW, PICTURES = "raw", (".jpg", ".jpeg", ".png", ".webp")
 TEMPLATES = ["a photo of a {}", "a photo of an {}"]
 MODEL = "clipmill-micro-ViT"  # the name under which open_clip finds our architecture
@@ -263,7 +263,8 @@ def measure(program: str, seed: int, args: argparse.Namespace, work: Path) -> di
         curve = train_ours(changes, pool, folder, args.threads)
     else:
         peer = [args.peer_python, "-c", FUSED + PEER if args.peer_fused else PEER]
-        curve = train_theirs(settings("micro", changes), peer, pool, folder, args.threads)
+        changed = configure({"preset": "micro", **settings_of(changes)})
+        curve = train_theirs(changed, peer, pool, folder, args.threads)
     if len(curve["loss"]) != args.steps:
         raise ValueError(f"{PROGRAMS[program]} logged {len(curve['loss'])} steps of {args.steps}")
     curve |= {
@@ -327,7 +328,8 @@ def conclude(
 
 def described_settings(args: argparse.Namespace, rows: int) -> dict[str, Any]:
     """What both programs were told."""
-    config = settings("micro", [*COMMON, f"samples_seen={args.steps * BATCH}"])
+    changes = settings_of([*COMMON, f"samples_seen={args.steps * BATCH}"])
+    config = configure({"preset": "micro", **changes})
     names = (
         "model",
         "batch_size",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 from pathlib import Path
@@ -17,43 +16,29 @@ from clipmill.commands.app import (
     Scale,
     Scales,
     Whole,
-    check_scales,
     make_app,
     print_json,
     print_result,
 )
+from clipmill.library import ablations, reports
 from clipmill.manifests import console, disk, identity, reader
-from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
 from clipmill.manifests.schema import Ablation
 from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.study import history
 from clipmill.study.arms import ModelRun, all_runs
 from clipmill.study.collect import collect_report
 from clipmill.study.compare import MARK as MARKDOWN_MARK
 from clipmill.study.compare import (
-    compare_reports,
-    comparison_lines,
-    render_comparison,
     report_lines,
     report_markdown,
 )
 from clipmill.study.plan import (
     Hardware,
     Plan,
-    check_ablation,
-    check_plan,
-    check_pools,
     plan_ablation,
     plan_lines,
 )
-from clipmill.study.results import collect_results, saved_scores, scale_decisions
-from clipmill.study.runner import evaluate_scorer, run_all, run_rounds
 from clipmill.train.sizing.device_fit import usable_cores
-from clipmill.verdict import wording
-from clipmill.verdict.conclusions import FailedRun
-from clipmill.verdict.decide.page import MOST_SCALES
-from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.pages.page import render
 from clipmill.verdict.rounds import expected_runs
 
@@ -94,14 +79,13 @@ def ablate(
     as_json: Json = False,
 ) -> int:
     """Run the arms of an ablation with every seed, evaluate them, and compare them."""
-    checked = _checked(ablation, out, engine, scale, scales)
-    status = 0
-    with contextlib.ExitStack() as locks:
-        for folder in checked:
-            locks.enter_context(locked_folder(AblationLayout(folder).lock, "clipmill ablate"))
-        for folder, read in checked.items():
-            is_last = folder == list(checked)[-1]
-            status = max(status, run_and_conclude(read, folder, engine, as_json and is_last))
+    status, run = 0, None
+    for run in ablations.runs_of(ablation, out, engine, scale, scales):
+        console.show(*run.text.split("\n"))
+        console.show("", f"results: {run.results_json}", f"next: clipmill report {run.path}")
+        status = console.EXIT_INCOMPLETE if run.results.failed else status
+    if run is not None:
+        print_json(run.results, as_json)
     return status
 
 
@@ -117,63 +101,13 @@ def check(
     as_json: Json = False,
 ) -> int:
     """Check what can be known without the pools; nothing is run."""
-    checked = _checked(ablation, out, engine, scale, scales)
+    checked = ablations.checked(ablation, out, engine, scale, scales)
     number = sum(len(all_runs(read, folder)) for folder, read in checked.items())
     read = list(checked.values())[-1]
     text = f"{read.name}: {number} runs; all checks that need no pool have passed"
     return print_result(
         [text], {"ablation_hash": identity.ablation_hash(read), "runs": number}, as_json
     )
-
-
-def _checked(
-    path: str, out: str, engine: str, scale: str | None, scales: list[str] | None
-) -> dict[str, Ablation]:
-    """Ablations by their folders, the smaller scales first, after the checks that need no pool."""
-    folder = disk.output_folder(out)
-    check_scales(scale, scales)
-    checked = {folder: reader.read_manifest(path, Ablation, scale=scale)}
-    if scales:
-        checked = reader.read_scales(path, scales, folder)
-    on_cluster = engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
-    for where, read in checked.items():
-        check_ablation(read, where)
-        check_plan(read, where, Hardware(here=not on_cluster))
-    return checked
-
-
-def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool) -> int:
-    """All runs and the verdict of an ablation that passed the checks. The exit status."""
-    layout = AblationLayout(out)
-    shared = check_pools(ablation, out)
-    history.record_begin(ablation, out)
-    disk.write_json(layout.ablation_json, ablation)
-    if ablation.stop is None:
-        outcomes = run_all(ablation, out, engine)
-    else:
-        looks = 1 + len(history.earlier_looks(ablation, history.looks(out)))
-        outcomes = run_rounds(ablation, out, engine, saved_scores(ablation, out), looks)
-    evaluate_scorer(ablation, out)
-    failed = []
-    for outcome in outcomes:
-        if outcome.metrics is None:
-            arm, seed = outcome.run.arm, outcome.run.seed
-            failed.append(FailedRun(arm=arm, seed=seed, error=outcome.error))
-    results = collect_results(ablation, out, failed, shared)
-    disk.write_json(layout.results_json, results)
-    complete = not results.failed and not results.incomplete
-    measurements = Measurements.read(layout.measurements)
-    history.record_look(ablation, out, measurements, complete=complete)
-    console.show(*results.verdict.split("\n"))
-    decisions, without = scale_decisions(ablation, out)
-    if decisions:
-        texts = "\n".join(wording.scale_texts(decisions, MOST_SCALES))
-        console.show("", *texts.split("\n"))
-    if without:
-        console.show("", *without)
-    console.show("", f"results: {layout.results_json}", f"next: clipmill report {out}")
-    print_json(results, as_json)
-    return console.EXIT_INCOMPLETE if results.failed else 0
 
 
 @ABLATE.command
@@ -338,12 +272,12 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
     """Compare two ablations, print it, and write it to `page`. The exit status 0."""
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
-    comparison = compare_reports(collect_report(folder), collect_report(other))
-    console.show(*comparison_lines(comparison))
+    compared = reports.compare(folder, other)
+    console.show(*compared.text.split("\n"))
     if page is not None:
-        disk.write_bytes(page, render_comparison(comparison, pages_beside(page)).encode())
+        disk.write_bytes(page, compared.to_html(pages_beside(page)).encode())
         console.show("", f"page: {page}")
-    print_json(comparison, as_json)
+    print_json(compared.comparison, as_json)
     return 0
 
 

@@ -92,12 +92,6 @@ Scales = Annotated[
 ]
 
 
-def check_scales(scale: str | None, scales: Sequence[str] | None) -> None:
-    """ValueError for --scale beside --scales."""
-    if scale and scales:
-        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
-
-
 Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
 
 

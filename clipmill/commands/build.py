@@ -21,24 +21,23 @@ from clipmill.commands.app import (
     Scale,
     Scales,
     Words,
-    check_scales,
     make_app,
     print_json,
     print_result,
     root_app,
 )
+from clipmill.library import builds
 from clipmill.manifests import console, disk, reader
 from clipmill.manifests.layout import AblationLayout
 from clipmill.manifests.records import DriftDocument
 from clipmill.manifests.schema import Recipe
 from clipmill.pipeline import ablation_run, recipe_run
-from clipmill.pipeline.lock.rebuild import drift_lines, recipe_of_lock
+from clipmill.pipeline.lock.rebuild import drift_lines
 
 DEMO_MANIFEST = "manifests/ablations/demo.yaml"
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
 WEB = "MINIWEB"  # and what begins with it: variables that `clipmill demo` sets
 HIDDEN = Parameter(parse=False)
-MAX_TASKS = 20  # tasks without an outcome that are printed
 STATUSES = {
     0: "the stages are finished and every planned shard is committed; rows that failed are "
     "outcomes too",
@@ -191,7 +190,7 @@ def build_manifest(
     """Build a recipe or run an ablation; the exit status. `served` makes its sources in the folder
     `web` and serves them; it is entered after the checks.
     """
-    check_scales(options.scale, options.scales)
+    reader.check_scales(options.scale, options.scales)
     if reader.manifest_kind(options.manifest) is Recipe:
         if options.scales:
             raise ValueError("--scales are of an ablation; of a recipe, give one --scale")
@@ -235,56 +234,38 @@ def ended_with(error: subprocess.CalledProcessError) -> int:
 
 def build_lock(options: Options) -> int:
     """Build the pool of a lock again; the exit status."""
-    assert options.lock is not None
     if options.manifest or options.scale:
         raise ValueError("--from-lock takes the place of a manifest; leave one of them out")
-    if options.until == "crawl":
-        raise ValueError("a lock has nothing to crawl: --until plan ends before the first request")
-    recipe = recipe_of_lock(options.lock, options.fetch)
-    totals = recipe_run.build(
-        recipe, options.folder, engine=options.engine, until=options.until, retry=options.retry
-    )
-    return print_end(recipe, options, totals)
+    return print_end(options, builds.build_pool(
+        from_lock=options.lock, fetch=dict(console.key_values(options.fetch)), out=options.folder,
+        until=options.until, retry=options.retry, engine=options.engine
+    ))  # fmt: skip
 
 
 def build_recipe(options: Options, served: AbstractContextManager[object] | None, web: str) -> int:
     """Run the stages of a recipe; the exit status."""
-    recipe = reader.read_manifest(options.manifest, Recipe, scale=options.scale)
     if served is not None:
+        recipe = reader.read_manifest(options.manifest, Recipe, scale=options.scale)
         recipe_run.check_recipe(recipe, options.until, options.retry, made=[web])
     with served or nullcontext():
-        totals = recipe_run.build(
-            recipe, options.folder, engine=options.engine, until=options.until, retry=options.retry
-        )
-    return print_end(recipe, options, totals)
+        built = builds.build_pool(
+            options.manifest, out=options.folder, until=options.until, retry=options.retry,
+            scale=options.scale, engine=options.engine
+        )  # fmt: skip
+    return print_end(options, built)
 
 
 # --- how a build ended ----------------------------------------------------------------------------
 
 
-def print_end(recipe: Recipe, options: Options, totals: dict[str, Any]) -> int:
+def print_end(options: Options, built: builds.Built) -> int:
     """Print how a build ended; the exit status."""
-    causes = unfinished(totals, options.until)
-    print_json(totals, options.as_json)
-    if not (options.as_json or causes):
-        console.show(*summary(recipe, options, totals))
-    for cause in reversed(causes):
+    print_json(built.totals, options.as_json)
+    if not (options.as_json or built.causes):
+        console.show(*summary(built.recipe, options, built.totals))
+    for cause in reversed(built.causes):
         console.print_error(f"error: {cause}")
-    return console.EXIT_INCOMPLETE if causes else 0
-
-
-def unfinished(totals: dict[str, Any], until: Until) -> list[str]:
-    """Why a build is not finished, the first cause first; [] where it is."""
-    failed = totals["failed"]
-    causes = []
-    for task in list(failed)[:MAX_TASKS]:
-        causes.append(f"task {task} ended without an outcome: {failed[task]}")
-    if len(failed) > MAX_TASKS:
-        causes.append(f"{len(failed) - MAX_TASKS} more tasks ended without an outcome")
-    causes += totals["problems"]
-    if missing := recipe_run.incomplete(totals, until):
-        causes.append(missing)
-    return causes
+    return console.EXIT_INCOMPLETE if built.causes else 0
 
 
 def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[str]:

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from clipmill.commands.app import MORE, Json, Words, make_app, print_json
-from clipmill.manifests import console, disk, reader
+from clipmill.library import answers
+from clipmill.manifests import console, disk
 from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.verdict.decide.blends import (
-    choose_blend,
-    swarm_of_study,
-    swarm_of_tables,
-    write_blend,
-)
-from clipmill.verdict.decide.exports import (
-    check_words,
-    failed,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_svg,
-)
-from clipmill.verdict.decide.page import decision_lines, render_decision
-from clipmill.verdict.decide.verdicts import Question, decide
-from clipmill.verdict.stats.mixing import BlendChoice
-from clipmill.verdict.tables.reader import ENDINGS, read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.decide.exports import check_words, failed
 
 FAILED_ON = 4  # the exit status of --fail-on
 DECIDE = make_app(
@@ -117,57 +97,35 @@ def decide_results(
         fail_on: worse, better, different or undecided: end with status 4 where an arm is so.
         page: Write the page here.
     """
-    is_count = runs is not None and re.fullmatch(r"-?[\d.]+", runs) is not None
-    if is_count and (runs is None or not runs.isdigit() or int(runs) < 2):
-        raise ValueError(f"--runs is {runs}; a mean with a spread is of 2 runs or more")
-    told = {
-        "arm": arm, "seed": seed, "block": block, "task": task_column, "metric": metric_column,
-        "value": value, "scale": scale and [scale], "step": last and [last],
-        "test_size": samples and [samples], "runs": None if is_count else runs and [runs],
-    }  # fmt: skip
-    names = {role: tuple(columns) for role, columns in told.items() if columns}
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
     check_words(fail_on or ())
-    if noise is not None and not 0 < noise < math.inf:
-        raise ValueError(f"--noise is {noise}; it must be a standard deviation above 0")
-    if not equivalence >= 0:
-        raise ValueError(f"--equivalence is {equivalence}; it must be at least 0")
-    units = dict(_pairs("--unit", unit))
-    for name, word in units.items():
-        if word not in ("share", "percent", "none"):
-            raise ValueError(f"--unit {name}={word}: the unit is share, percent or none")
-    question = Question(
-        baseline=baseline, task=task, metric=metric, lower=tuple(lower_is_better or ()),
-        higher=tuple(higher_is_better or ()), units=units, without=tuple(without or ()),
-        effect=effect, band=equivalence, noise=noise
+    chosen: dict[str, list[object]] = {}
+    for name, text in _pairs("--where", where):
+        chosen.setdefault(name, []).append(text)
+    verdict = answers.decide(
+        results, *more, baseline=baseline, task=task, metric=metric,
+        lower_is_better=lower_is_better, higher_is_better=higher_is_better, without=without,
+        where=chosen, effect=effect, equivalence=equivalence, noise=noise, pattern=pattern,
+        table=table, arm=arm, seed=seed, block=block, task_column=task_column,
+        metric_column=metric_column, value=value, scale=scale, last=last, samples=samples,
+        runs=runs, spread=spread, unit=dict(_pairs("--unit", unit))
     )  # fmt: skip
-    paths = [str(reader.shipped(path)) for path in (results, *more)]
-    columns = Columns(
-        names=names, where=_pairs("--where", where), pattern=pattern, table=table,
-        baseline=baseline, named=tuple(name for name in (metric, task) if name),
-        runs=int(runs) if runs and is_count else 0, spread=spread or ""
-    )  # fmt: skip
-    decision, plain = None, Columns(baseline=baseline, named=columns.named)
-    if columns == plain and len(paths) == 1 and disk.is_folder(paths[0]):
-        from clipmill.study.results import decide_study
-
-        decision = decide_study(paths[0], question)
-    if decision is None:
-        decision = decide(read_results(paths, columns), question)
-    console.show(*decision_lines(decision))
+    console.show(*verdict.text.split("\n"))
     if page is not None:
-        text = render_decision(decision, Path(results).name, pages_beside(page))
-        disk.write_bytes(page, text.encode())
+        disk.write_bytes(page, verdict.to_html(pages_beside(page)).encode())
         console.show("", f"page: {page}")
-    for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv), (svg, to_svg)):
+    for path, write in (
+        (markdown, verdict.to_markdown), (latex, verdict.to_latex), (csv, verdict.to_csv),
+        (svg, verdict.to_svg)
+    ):  # fmt: skip
         if path is not None:
-            disk.write_bytes(path, write(decision).encode())
+            disk.write_bytes(path, write().encode())
             console.show("", f"written: {path}")
-    arms = failed(decision, fail_on) if fail_on else []
+    arms = failed(verdict.decision, fail_on) if fail_on else []
     if arms:
         console.show("", f"--fail-on {' '.join(fail_on or ())}: {', '.join(arms)}")
-    print_json(decision, as_json)
+    print_json(verdict.decision, as_json)
     return FAILED_ON if arms else 0
 
 
@@ -220,86 +178,18 @@ def mix(
         rows: Of tables: SOURCE=ROWS, what each source holds; tokens, where samples are tokens.
         to: The folder for the blend and its confirming ablation.
     """
-    samples = None if samples_seen is None else _rows("--samples-seen", samples_seen)
-    if max_repeats is not None and not max_repeats > 0:
-        raise ValueError(f"--max-repeats is {max_repeats:g}; it must be above 0")
-    if metrics is None:
-        if lower_is_better or higher_is_better or rows:
-            raise ValueError(
-                "--lower-is-better, --higher-is-better and --rows are for tables; an ablation "
-                "knows them"
-            )
-        if Path(runs).suffix in ENDINGS and not disk.is_folder(runs):
-            raise ValueError(f"{runs} needs a second table beside it, with the metrics of its runs")
-        if len(target or ()) > 1:
-            raise ValueError("--target names one metric of an ablation's primary task")
-        from clipmill.study.results import Study
-
-        study = Study.open(runs)
-        swarm = swarm_of_study(
-            study.ablation, study.measurements, runs, target[0] if target else None
-        )
-    else:
-        sizes = {}
-        for word in rows or ():
-            name, _, text = word.rpartition("=")
-            sizes[name] = _rows(f"--rows {word}", text)
-        swarm = swarm_of_tables(
-            runs, metrics, targets=target or (), lower=lower_is_better or (),
-            higher=higher_is_better or (), rows=sizes or None
-        )  # fmt: skip
-    choice = choose_blend(swarm, samples, max_repeats)
-    console.show(*blend_lines(choice))
+    sizes: dict[str, int | str] = {}
+    for word in rows or ():
+        name, _, text = word.rpartition("=")
+        sizes[name] = text
+    blend = answers.mix(
+        runs, metrics, target=target, lower_is_better=lower_is_better,
+        higher_is_better=higher_is_better, samples_seen=samples_seen, max_repeats=max_repeats,
+        rows=sizes
+    )  # fmt: skip
+    console.show(*blend.text.split("\n"))
     if to is not None:
-        files = write_blend(choice, swarm, runs, disk.output_folder(to, "--to"))
-        console.show("", f"written: {', '.join(disk.join(to, name) for name in files)}")
-    print_json(choice, as_json)
+        files = blend.write(to)
+        console.show("", f"written: {', '.join(files)}")
+    print_json(blend.choice, as_json)
     return 0
-
-
-def _rows(option: str, text: str) -> int:
-    number = reader.with_numbers(text, int)
-    if not str(number).isdigit() or not int(number):
-        raise ValueError(f"{option} is {text!r}; it must be a whole number above 0, like 128k")
-    return int(number)
-
-
-def regret_line(choice: BlendChoice) -> str:
-    """How far another average of the mixtures may be from the found one, and where that holds."""
-    if choice.regret is None or choice.regret_high is None:
-        return (
-            "How much better another blend may be is not said: so few runs cannot test the law. "
-            "Run more mixtures, or some of them with several seeds."
-        )
-    return (
-        f"The best average of mixtures that were run may be better than the found one: by "
-        f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most, if the "
-        "law holds but for pairs of sources that need or spoil each other and for the curve of "
-        "each source."
-    )
-
-
-def blend_lines(choice: BlendChoice) -> list[str]:
-    """A blend for a terminal."""
-    width = max(len(name) for name in (*choice.sources, *choice.others, *choice.measured))
-    lines = [f"{choice.runs} runs of {choice.mixtures} mixtures; {', '.join(choice.targets)}", ""]
-    for n, (name, share) in enumerate(zip(choice.sources, choice.shares, strict=True)):
-        repeats = f"  {choice.repeats[n]:8.2f} times" if choice.repeats else ""
-        lines.append(f"{name:<{width}}  {share:7.1%}{repeats}")
-    lines.append("")
-    predicted = {"found": choice.found, **choice.others}
-    for name in dict.fromkeys([*predicted, *choice.measured]):
-        value, own = predicted.get(name), choice.measured.get(name)
-        text = f"{'no mixture' if value is None else f'{value:.4g} predicted':<18}"
-        lines.append(
-            f"{name:<{width}}  {text}{'' if own is None else f'  {own:.4g} measured'}".rstrip()
-        )
-    lines.append("")
-    if choice.same_as:
-        lines.append(f"The found blend is that of {' and '.join(choice.same_as)}.")
-    lines += [*choice.advice, regret_line(choice)]
-    lines.append(
-        f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}"
-    )
-    lines += ["", "Read as:", *(f"  {note}" for note in choice.notes)] if choice.notes else []
-    return lines

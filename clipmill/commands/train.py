@@ -9,43 +9,28 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, MutuallyExclusive
 
-from clipmill.commands.app import MORE, Json, Whole, Words, make_app, print_json
+from clipmill.commands.app import MORE, Json, Whole, Words, main, make_app, print_json
+from clipmill.library import training
 from clipmill.manifests import console, disk, reader
-from clipmill.manifests.folder_lock import FolderInUse, locked_folder
-from clipmill.manifests.layout import PoolLayout, RunLayout
-from clipmill.manifests.records import RunRecord, read_document
-from clipmill.manifests.schema import Blend, Suite, TaskSpec
+from clipmill.manifests.folder_lock import FolderInUse
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import RunRecord
+from clipmill.manifests.schema import TaskSpec
 from clipmill.train.config import (
     PRESETS,
-    TrainConfig,
-    check_layout,
     check_world,
     configure,
     format_settings,
-    model_config,
-    plain_changes,
 )
-from clipmill.train.data.blends import (
-    blend_of,
-    count_rows,
-    is_pool,
-    plan_lines,
-    read_blend,
-    stream_of,
-)
-from clipmill.train.data.loader import Loader
 from clipmill.train.data.view_rows import ReadFailed
 from clipmill.train.formats import model_files
 from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
-from clipmill.train.parallel import process_group, ray_train
-from clipmill.train.trainer import loop
-from clipmill.train.trainer.loop import NonFinite, train
+from clipmill.train.trainer.loop import NonFinite
 from clipmill.train.trainer.open_clip_line import Translation, translate
 
 logger = logging.getLogger("clipmill.commands.train")
@@ -78,22 +63,6 @@ DATA = Group(
     sort_key=0,
 )
 START = Group("How it starts", validator=MutuallyExclusive(), sort_key=8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What the words of `clipmill train` ask for."""
-
-    blend: Blend
-    preset: str | None
-    changes: tuple[str, ...]
-    ranks: int
-    ray: bool
-    resume: Literal["auto", "required", "never"]
-
-    def config(self) -> TrainConfig:
-        """The settings of the run."""
-        return settings(self.preset, self.changes, count_rows(self.blend))
 
 
 @TRAIN.default
@@ -153,40 +122,30 @@ def train_run(
         logger.info("as settings here: --ranks %d --set %s", ranks, shlex.join(changes))
         for note in line.notes:
             logger.info("%s", note)
-    data = line.blend if line and line.blend else blend_from(blend, mix, stream, seed)
-    ranks = 1 if ranks is None else ranks
-    options = RunOptions(
+    data = line.blend if line and line.blend else training.blend_from(blend, mix, stream, seed)
+    options = training.RunOptions(
         blend=data,
         preset=preset,
-        changes=tuple(changes),
-        ranks=ranks,
-        ray=ray,
+        settings=training.settings_of(changes),
+        ranks=1 if ranks is None else ranks,
         resume="never" if restart else resume or "auto",
     )
-    if ranks < 1:
-        raise ValueError(f"--ranks is {ranks}; it must be at least 1")
     if plan:
-        return print_plan(options)
-    if out is None:
-        raise ValueError("--out is missing: the folder of the run")
-    out = disk.output_folder(out)
-    if is_pool(out):
-        raise ValueError(f"--out {out} is a pool; choose a folder for the run beside it")
-    return run(options, out, as_json)
+        console.show(*training.plan_of(options))
+        return 0
+    return run(options, out, as_json, main if ray else None)
 
 
-def run(options: RunOptions, out: str, as_json: bool) -> int:
+def run(
+    options: training.RunOptions, out: str | None, as_json: bool, on_ray: training.Main | None
+) -> int:
     """Train. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
-    layout, rank = RunLayout(out), int(os.environ.get("RANK", "0"))
-    config = options.config()
-    finished_before = disk.exists(layout.run_json) and options.resume != "never"
+    rank = int(os.environ.get("RANK", "0"))
+    is_there = out is not None and disk.exists(RunLayout(out).run_json)
     try:
-        if options.ranks == 1 and not options.ray:
-            record = train(options.blend, config, out, resume=options.resume)
-        elif status := start_ranks(options, config, out):
-            return status
-        else:
-            record = read_document(layout.run_json, RunRecord)
+        record = training.train_with(options, out, on_ray)
+    except training.RanksEnded as error:
+        return error.status
     except FolderInUse as error:  # its process may end without this run: a queue tries again
         if rank == 0:
             console.mistake(str(error))
@@ -197,76 +156,9 @@ def run(options: RunOptions, out: str, as_json: bool) -> int:
             raise
         console.print_error(f"error: {error}")
         return console.EXIT_INCOMPLETE
-    if rank == 0:
-        log_end(out, record, finished_before)
+    if rank == 0 and out is not None:
+        log_end(out, record, is_there and options.resume != "never")
         print_json(record, as_json)
-    return 0
-
-
-def settings(
-    preset: str | None,
-    changes: Sequence[str],
-    epoch_samples: int | None = None,
-) -> TrainConfig:
-    """The preset, then `KEY=VALUE`; later ones win. ValueError for a text without `=`.
-
-    `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
-    """
-    values: dict[str, Any] = {}
-    for key, value in console.key_values(changes):
-        values |= plain_changes({key: value})
-    changed = values if preset is None else {"preset": preset, **values}
-    return configure(changed, epoch_samples)
-
-
-def blend_from(
-    blend: str | None, mix: list[str] | None, stream: list[str] | None, seed: int | None
-) -> Blend:
-    """The blend of the command line. ValueError unless exactly one of BLEND, --mix and --stream is
-    given.
-    """
-    if mix is not None:
-        return blend_of(mix, seed or 0)
-    if stream is not None:
-        return stream_of(stream, seed or 0)
-    if blend is None:
-        raise ValueError("give either BLEND.yaml or --mix POOL/VIEW=WEIGHT, or --stream TAR")
-    if seed is not None:
-        raise ValueError("--seed goes with --mix; a blend file has its own seed")
-    return read_blend(blend)
-
-
-def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
-    """The same run as several processes on this machine, or on Ray's. Returns their exit status."""
-    # Mistakes are found here once, and not by every rank.
-    ranks = check_layout(config, options.ranks)
-    Loader(options.blend, config, model_config(config), 0, ranks)
-    layout = RunLayout(out)
-    resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
-    if config.init is not None and (options.resume == "never" or not resumes):
-        model_files.initial_weights(config.init, model_config(config))
-    with locked_folder(layout.lock, "clipmill train", wait_s=loop.LOCK_WAIT_S):
-        disk.write_json(layout.blend_json, options.blend.document())
-    words = ["train", layout.blend_json, "--out", out]
-    words += ["--preset", options.preset] if options.preset else []
-    words += ["--set", *options.changes] if options.changes else []
-    words += ["--restart"] if options.resume == "never" else ["--resume", options.resume]
-    if options.ray:
-        from clipmill.commands.app import main
-
-        status = ray_train.start(main, words, out, options.ranks)
-    else:
-        status = process_group.launch_ranks(console.program(words), options.ranks)
-    known = status in (0, console.EXIT_MISTAKE, console.EXIT_SAVED) or status > 128
-    return status if known else console.EXIT_INCOMPLETE
-
-
-def print_plan(options: RunOptions) -> int:
-    """Print what the run of a command line would draw. The exit status 0."""
-    config = options.config()
-    ranks = check_layout(config, options.ranks)
-    loader = Loader(options.blend, config, model_config(config), 0, ranks)
-    console.show(*plan_lines(options.blend, loader.order.repeats(config.steps)))
     return 0
 
 
@@ -294,7 +186,6 @@ def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
 
 # --- evaluate -------------------------------------------------------------------------------------
 
-USED = "images: %s; captions: tokenizer %s"
 EVALUATE = make_app(
     "evaluate",
     """
@@ -336,94 +227,21 @@ def evaluate(
         average_last: The mean of the weights of its last N checkpoints.
         device: cpu or cuda (default: the best there is).
     """
-    from clipmill.train.evaluation import tasks as evaluating
-    from clipmill.train.evaluation.suite import evaluate_suite, readable_tasks
-    from clipmill.train.evaluation.tasks import on_rank_0
-    from clipmill.train.parallel import checkpoint
-
-    if average_last is not None and average_last < 1:
-        raise ValueError(f"--average-last is {average_last}; it must be at least 1")
-    tasks = [reader.read_manifest(path, TaskSpec) for path in task or ()]
-    of_suite = reader.read_manifest(suite, Suite) if suite else None
-    folder = model.removeprefix("local-dir:")
-    if out is None and (model.startswith("open_clip:") or model_files.is_file(model)):
-        raise ValueError(f"{model} has no folder for the predictions: name one with --out")
-    # Weights that were averaged have a folder of their own.
-    layout = RunLayout(folder)
-    target = out or layout.predictions
-    if out is None and average_last is not None:
-        target = layout.averaged_predictions(average_last)
-    if out or disk.exists(folder):  # before the model is loaded
-        disk.output_folder(target)
-    ranks = process_group.init_distributed(device)
-    try:
-        clip, which = checkpoint.load_weights(model, average_last)
-        logger.info("%s: %s", model, which)
-        used = evaluating.used_of(clip)
-        logger.info(USED, used["images"], used["captions"])
-        hashes = checkpoint.hashes_of(model, average_last)
-        searched = tasks if of_suite is None else readable_tasks(of_suite.tasks)
-        on_rank_0(ranks, lambda: check_overlap(folder, searched, target))
-        where: dict[str, Any] = {"device": ranks.device, "ranks": ranks, "weights": hashes}
-        if of_suite is not None:
-            results = evaluate_suite(clip, of_suite, target, **where)
-        else:
-            metrics_of = evaluating.evaluate(clip, tasks, target, **where)
-    finally:
-        process_group.close(ranks)
-    if ranks.rank > 0:
+    done = training.evaluate_model(
+        model, tasks=task or (), suite=suite, out=out, average_last=average_last, device=device
+    )
+    if done is None:  # another rank speaks
         return 0
-    if of_suite is not None:
-        console.show(*results.lines(), "", f"predictions: {target}")
-        print_json({**disk.to_plain(results), "used": used}, as_json)
-        return console.EXIT_INCOMPLETE if results.failed else 0
-    for name, metrics in metrics_of.items():
+    if done.suite is not None:
+        console.show(*done.suite.lines(), "", f"predictions: {done.predictions}")
+        print_json({**disk.to_plain(done.suite), "used": done.used}, as_json)
+        return console.EXIT_INCOMPLETE if done.suite.failed else 0
+    for name, metrics in done.metrics.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         console.show(f"{name}: {values}")
-    console.show("", f"predictions: {target}")
-    notes = {}
-    for name in metrics_of:
-        notes[name] = disk.read_metadata(disk.join(target, f"{name}.parquet"))["notes"]
-    print_json({**metrics_of, "used": {**used, "notes": notes}}, as_json)
+    console.show("", f"predictions: {done.predictions}")
+    print_json({**done.metrics, "used": {**done.used, "notes": done.notes}}, as_json)
     return 0
-
-
-def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
-    """Search the pools of a run for the tasks' images; all that is found goes to OUT/overlap.json.
-
-    ValueError for byte-identical images of a task that does not allow them, and for near duplicates
-    in a view of the run where the task refuses these. A model that is no run of ours has no known
-    pools, so nothing is searched.
-    """
-    from clipmill.train.evaluation.overlap import (
-        find_shared_images,
-        overlap_lines,
-        refuse_identical,
-        refuse_near,
-    )
-
-    if not disk.exists(RunLayout(run).run_json):
-        logger.info("%s has no run.json: its training pools are not known or searched", run)
-        return
-    blend = disk.read_json(RunLayout(run).run_json)["blend"]
-    pools = []
-    for pool in blend["pools"].values():
-        if disk.exists(PoolLayout(pool).shards):
-            pools.append(pool)
-        else:
-            logger.warning("the pool %s is not there: it is not searched for the images", pool)
-    shared = find_shared_images(pools, tasks)
-    path = disk.join(out, "overlap.json")
-    disk.write_json(path, shared)
-    views = []
-    for name in blend.get("views", {}):  # a run on streamed tars has none
-        pool_name, _, view = name.partition("/")
-        if blend["pools"][pool_name] in pools:
-            views.append((blend["pools"][pool_name], view))
-    refuse_identical(shared, tasks, path)
-    refuse_near(shared, tasks, views)
-    for line in overlap_lines(shared, tasks, path):
-        logger.info("%s", line)
 
 
 @EVALUATE.command
@@ -532,7 +350,7 @@ def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
     folder = written["to"]
     load = HOW_TO_LOAD[written["format"]].format(folder, folder)
     logger.info("%s: %s parameters; load it with %s", folder, f"{written['parameters']:,}", load)
-    logger.info(USED, written["images"], written["captions"])
+    logger.info(training.USED, written["images"], written["captions"])
     if written["format"] == "huggingface":
         logger.info("%s", TOKENIZER_NOTE)
     if differences := written.get("differences"):

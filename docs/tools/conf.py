@@ -6,15 +6,24 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
+import clipmill
+
+for name in clipmill.__all__:  # autodoc looks only for what a module has already
+    getattr(clipmill, name)
+
 project = "clipmill"
 author = "the authors of clipmill"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 exclude_patterns = ["tools/**"]
 myst_heading_anchors = 4  # the anchor in [text](page.md#heading) must exist
 highlight_language = "text"  # the language of a block is written, not guessed
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of signatures: the site has no page for most
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"show-inheritance": False}
 smartquotes = False  # options and YAML are shown as they are typed
 html_theme = "furo"
 html_title = "clipmill"

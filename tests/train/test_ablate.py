@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from clipmill.commands import ablate
+from clipmill.library import ablations
 from clipmill.manifests import console, disk
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
@@ -289,7 +290,7 @@ def test_what_the_pools_tell_is_told_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ablate, "run_all", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(ablations, "run_all", lambda *_: pytest.fail("trained"))
     path = manifest(tmp_path, tiny_pool, data, **replaced)
     assert commands.ablate([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err

@@ -3,10 +3,11 @@
 import pytest
 import yaml
 
-from clipmill.commands import ablate, train
+from clipmill.library import ablations, training
 from clipmill.manifests import disk
 from clipmill.train.formats import model_files
 from clipmill.train.parallel import checkpoint
+from clipmill.train.trainer import loop
 from tests.support import commands
 from tests.support.ablations import TRAIN
 
@@ -61,11 +62,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     def no_work(*_, **__):
         raise AssertionError("the folder was checked too late")
 
-    monkeypatch.setattr(train, "train", no_work)
-    monkeypatch.setattr(train, "count_rows", no_work)
+    monkeypatch.setattr(loop, "train", no_work)
+    monkeypatch.setattr(training, "count_rows", no_work)
     monkeypatch.setattr(checkpoint, "load_weights", no_work)
     monkeypatch.setattr(model_files, "load_model", no_work)
-    monkeypatch.setattr(ablate, "check_ablation", no_work)
+    monkeypatch.setattr(ablations, "check_ablation", no_work)
     task = tmp_path / "task.yaml"
     task.write_text(f"name: colours\nkind: classification\ndata: {tmp_path}\n")
     given = {

@@ -25,7 +25,7 @@ from clipmill.verdict.stats import mixing
 from clipmill.verdict.stats.comparison import ALPHA
 from clipmill.verdict.stats.mixing import BlendChoice, FloatArray
 from clipmill.verdict.tables.metric_names import name_facts
-from clipmill.verdict.tables.reader import Record, records_of
+from clipmill.verdict.tables.reader import Record, Source, records_of
 from clipmill.verdict.tables.roles import name_role
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
@@ -297,21 +297,23 @@ def _kept(ablation: Ablation, folder: str, source: str) -> int | None:
 
 
 def swarm_of_tables(
-    ratios: str,
-    metrics: str,
+    of_shares: Source,
+    of_values: Source,
     *,
     targets: Sequence[str] = (),
     lower: Sequence[str] = (),
     higher: Sequence[str] = (),
     rows: Mapping[str, int] | None = None,
 ) -> Swarm:
-    """The runs of two tables. A run that only one has, or without a value, is left out; rows,
-    columns and cells that do not count are noted. `lower`, `higher`: metrics of which less or more
-    is better. ValueError for shares that do not sum to 1, for cells that are neither numbers nor
-    empty, and for targets of two directions or units.
+    """The runs of two tables: the shares of each run, and its values. A run that only one has, or
+    without a value, is left out; rows, columns and cells that do not count are noted. `lower`,
+    `higher`: metrics of which less or more is better. ValueError for shares that do not sum to 1,
+    for cells that are neither numbers nor empty, and for targets of two directions or units.
     """
     notes: list[str] = []
-    of_ratios, of_metrics = records_of([ratios], notes), records_of([metrics], notes)
+    of_ratios, of_metrics = records_of(of_shares, notes), records_of(of_values, notes)
+    ratios = of_shares if isinstance(of_shares, str) else "the table of shares"
+    metrics = of_values if isinstance(of_values, str) else "the table of metrics"
     shared = [name for name in of_ratios[0] if name in of_metrics[0] and name != "file"]
     key = next((name for name in ID_COLUMNS if name in shared), shared[0] if shared else None)
     if key is None:
@@ -544,3 +546,47 @@ def kept_settings(ablation: Ablation) -> dict[str, Any]:
     settings = {key: plain[key] for key in KEPT}
     tasks = [disk.to_plain(task, with_defaults=False) for task in ablation.evaluate]
     return settings | {"evaluate": tasks}
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def _regret_line(choice: BlendChoice) -> str:
+    """How far another average of the mixtures may be from the found one, and where that holds."""
+    if choice.regret is None or choice.regret_high is None:
+        return (
+            "How much better another blend may be is not said: so few runs cannot test the law. "
+            "Run more mixtures, or some of them with several seeds."
+        )
+    return (
+        f"The best average of mixtures that were run may be better than the found one: by "
+        f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most, if the "
+        "law holds but for pairs of sources that need or spoil each other and for the curve of "
+        "each source."
+    )
+
+
+def blend_lines(choice: BlendChoice) -> list[str]:
+    """A blend for a terminal."""
+    width = max(len(name) for name in (*choice.sources, *choice.others, *choice.measured))
+    lines = [f"{choice.runs} runs of {choice.mixtures} mixtures; {', '.join(choice.targets)}", ""]
+    for n, (name, share) in enumerate(zip(choice.sources, choice.shares, strict=True)):
+        repeats = f"  {choice.repeats[n]:8.2f} times" if choice.repeats else ""
+        lines.append(f"{name:<{width}}  {share:7.1%}{repeats}")
+    lines.append("")
+    predicted = {"found": choice.found, **choice.others}
+    for name in dict.fromkeys([*predicted, *choice.measured]):
+        value, own = predicted.get(name), choice.measured.get(name)
+        text = f"{'no mixture' if value is None else f'{value:.4g} predicted':<18}"
+        lines.append(
+            f"{name:<{width}}  {text}{'' if own is None else f'  {own:.4g} measured'}".rstrip()
+        )
+    lines.append("")
+    if choice.same_as:
+        lines.append(f"The found blend is that of {' and '.join(choice.same_as)}.")
+    lines += [*choice.advice, _regret_line(choice)]
+    lines.append(
+        f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}"
+    )
+    lines += ["", "Read as:", *(f"  {note}" for note in choice.notes)] if choice.notes else []
+    return lines

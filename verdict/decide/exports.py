@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from clipmill.manifests import disk
@@ -32,7 +33,6 @@ from clipmill.verdict.decide.page import (
 )
 from clipmill.verdict.decide.verdicts import Decision
 from clipmill.verdict.pages import charts
-from clipmill.verdict.pages.page import Line
 from clipmill.verdict.stats.analysis import AVERAGE
 from clipmill.verdict.stats.comparison import Verdict
 from clipmill.verdict.tables.account import account_of, is_guess
@@ -76,10 +76,23 @@ def failed(d: Decision, words: Sequence[str]) -> list[str]:
 
 def to_markdown(d: Decision) -> str:
     """A table of the arms, and below it what the terminal says, for a pull request."""
-    rows = [[_in_markdown(cell) for cell in row] for row in _table(d)]
+    return markdown(headline(d), _table(d), (1, 2), _remarks(d))
+
+
+def to_latex(d: Decision) -> str:
+    r"""A tabular of booktabs, to be read by \input; what the terminal says stands in comments."""
+    return latex(headline(d), _table(d), "lrrll", (2, 3), _remarks(d))
+
+
+def markdown(
+    title: str, table: Sequence[Sequence[str]], right: Sequence[int], remarks: Iterable[str]
+) -> str:
+    """A title, a table whose first row is its head, and paragraphs below it. right: the columns
+    that are aligned to the right."""
+    rows = [[_in_markdown(cell) for cell in row] for row in table]
     widths = [max(3, *map(wording.cells, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
-    for place in (1, 2):  # numbers are aligned to the right
+    for place in right:
         rows[1][place] = f"{rows[1][place][1:]}:"
     lines = []
     for row in rows:
@@ -87,19 +100,28 @@ def to_markdown(d: Decision) -> str:
         for text, width in zip(row, widths, strict=True):
             texts.append(text + " " * (width - wording.cells(text)))
         lines.append(f"| {' | '.join(texts)} |")
-    parts = [f"**{_in_markdown(headline(d))}**", "\n".join(lines)]
-    return "\n\n".join([*parts, *map(_in_markdown, _remarks(d))]) + "\n"
+    parts = [f"**{_in_markdown(title)}**", "\n".join(lines)]
+    return "\n\n".join([*parts, *map(_in_markdown, remarks)]) + "\n"
 
 
-def to_latex(d: Decision) -> str:
-    r"""A tabular of booktabs, to be read by \input; what the terminal says stands in comments."""
-    head, *rows = _table(d)
-    comments = [r"\usepackage{booktabs}", headline(d), *_remarks(d)]
+def latex(
+    title: str,
+    table: Sequence[Sequence[str]],
+    columns: str,
+    formulas: Sequence[int],
+    remarks: Iterable[str],
+) -> str:
+    """A tabular of booktabs whose first row is its head; a title and remarks stand in comments.
+    columns: how they are aligned. formulas: those of numbers with signs.
+    """
+    head, *rows = table
+    comments = [r"\usepackage{booktabs}", title, *remarks]
     lines = [f"% {printable(text)}" for text in comments]
-    lines += [r"\begin{tabular}{lrrll}", r"\toprule", _latex_row(map(_in_latex, head)), r"\midrule"]
-    for arm, runs, score, difference, verdict in rows:
-        numbers = (_in_math(score), _in_math(difference))
-        lines.append(_latex_row([_in_latex(arm), runs, *numbers, _in_latex(verdict)]))
+    lines += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines += [_latex_row(map(_in_latex, head)), r"\midrule"]
+    for row in rows:
+        cells = enumerate(row)
+        lines.append(_latex_row(_in_math(c) if n in formulas else _in_latex(c) for n, c in cells))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -164,6 +186,31 @@ COLUMNS = (
 )  # fmt: skip
 
 
+ExportRow = tuple[str | int | float | None, ...]
+
+
+def export_rows(d: Decision) -> list[ExportRow]:
+    """A row for each arm and task, with COLUMNS and full precision; None: not known.
+
+    The task that decides comes first. Values and differences of the unit `share` are 0 to 1.
+    """
+    rows: list[ExportRow] = []
+    others = {task: result for task, result in d.tasks.items() if task != d.task}
+    for task, result in {d.task: d.result, **others}.items():
+        means = arm_scores(d, task)
+        compared = {row.arm: row for row in result.comparisons}
+        metric = d.metric if task == d.task else result.metric
+        for arm in (d.baseline, *(arm for arm in d.arms if arm != d.baseline)):
+            one, row = means.get(arm), compared.get(arm)
+            scores = (one.n, one.mean, one.sd) if one else (None, None, None)
+            noted: ExportRow = (*[None] * 4, BASELINE if arm == d.baseline else None)
+            if row is not None:
+                noted = (row.difference, row.low, row.high, row.p_adjusted, row.verdict)
+            ends = (result.unit, _direction(d, task, metric))
+            rows.append((task, metric, arm, d.baseline, *scores, *noted, *ends))
+    return rows
+
+
 class _Rows(io.StringIO):
     """Rows of a CSV with "\\n" at their ends. A writer to which that is the end leaves a "\\r" in a
     cell without quotes before Python 3.13; one to which "\\r\\n" is quotes both everywhere."""
@@ -173,26 +220,9 @@ class _Rows(io.StringIO):
 
 
 def to_csv(d: Decision) -> str:
-    """A row for each arm and task, with COLUMNS and full precision; an empty cell: not known.
-
-    The task that decides comes first. Values and differences of the unit `share` are 0 to 1.
-    """
+    """The rows of `export_rows`; an empty cell: not known."""
     file = _Rows()
-    writer = csv.writer(file)
-    writer.writerow(COLUMNS)
-    others = {task: result for task, result in d.tasks.items() if task != d.task}
-    for task, result in {d.task: d.result, **others}.items():
-        means = arm_scores(d, task)
-        compared = {row.arm: row for row in result.comparisons}
-        metric = d.metric if task == d.task else result.metric
-        for arm in (d.baseline, *(arm for arm in d.arms if arm != d.baseline)):
-            one, row = means.get(arm), compared.get(arm)
-            scores = (one.n, one.mean, one.sd) if one else ("", "", "")
-            noted: tuple[object, ...] = ("", "", "", "", BASELINE if arm == d.baseline else "")
-            if row is not None:
-                noted = (row.difference, row.low, row.high, row.p_adjusted, row.verdict)
-            ends = (result.unit, _direction(d, task, metric))
-            writer.writerow((task, metric, arm, d.baseline, *scores, *noted, *ends))
+    csv.writer(file).writerows([COLUMNS, *export_rows(d)])
     return file.getvalue()
 
 
@@ -221,32 +251,66 @@ FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 DRAWING_NOTE = "Bars: 95 % intervals, which hold for all arms together."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """What is drawn of an arm: its name, on the right numbers and a word, below them its interval.
+    shade: of the word and the interval.
+    """
+
+    name: str
+    numbers: str
+    word: str = ""
+    shade: str = SOFT
+    row: charts.ForestRow | None = None
+
+
 def to_svg(d: Decision) -> str:
     """The intervals of all arms as one SVG file, which needs nothing outside of itself."""
-    lines = arm_lines(d)
-    rows = [line.row for line in lines if line.row is not None]
-    axis = charts.forest(rows, shown_band(d))
+    strips = []
+    for line in arm_lines(d):
+        numbers, word = f"{line.score} ({line.note})", line.word
+        if line.d is not None:
+            numbers, word = wording.difference(line.d), line.d.verdict
+        shade = SHADES.get(word, SOFT)
+        strips.append(Strip(name=line.name, numbers=numbers, word=word, shade=shade, row=line.row))
+    unit, band, notes = wording.unit_of_difference(d.result.unit) or "difference", shown_band(d), []
+    if d.result.comparisons:
+        dots = " Dots: single runs." if d.means is None else ""
+        notes.append(f"{DRAWING_NOTE}{dots}{' Grey: counts as equal.' * (band > 0)}")
+    notes += [f"Not decided: {text}." for text in d.refusals]
+    title = f"{title_of(d)}{unit_mark(d.result.unit)}"
+    return drawing(title, headline(d), strips, f"{unit} to {d.baseline}", notes, band=band)
+
+
+def drawing(
+    title: str,
+    description: str,
+    strips: Sequence[Strip],
+    unit: str,
+    notes: Iterable[str],
+    label: Callable[[float], str] = charts.signed,
+    band: float = 0.0,
+) -> str:
+    """Intervals on one axis as an SVG file. description: for those who do not see it. label: of a
+    number of the axis. band: of values around 0 that count as equal.
+    """
+    rows = [strip.row for strip in strips if strip.row is not None]
+    axis = charts.forest(rows, band)
     body: list[str] = []
-    y = _write(body, EDGE - 4, f"{title_of(d)}{unit_mark(d.result.unit)}", weight="bold")
-    for line in lines:
-        y = _write_arm(body, y + 4, line)
-        if line.d is not None and line.row is not None:
-            y = _draw_interval(body, y, axis, line.row, SHADES.get(line.d.verdict, SOFT))
-    notes = []
+    y = _write(body, EDGE - 4, title, weight="bold")
+    for strip in strips:
+        y = _write_name(body, y + 4, strip)
+        if strip.row is not None:
+            y = _draw_interval(body, y, axis, strip.row, strip.shade)
     if rows:
         y += SMALL + 4
         for tick in ticks(axis.low, axis.high, 6):
-            label = charts.signed(tick)
-            body.append(_text(_x(axis, tick), y, label, SMALL, fill=SOFT, anchor="middle"))
-        unit = wording.unit_of_difference(d.result.unit) or "difference"
-        y = _write(body, y, f"{unit} to {d.baseline}", SMALL)
-        dots = " Dots: single runs." if d.means is None else ""
-        band = " Grey: counts as equal." if axis.band > 0 else ""
-        notes.append(f"{DRAWING_NOTE}{dots}{band}")
-    for note in (*notes, *(f"Not decided: {text}." for text in d.refusals)):
+            body.append(_text(_x(axis, tick), y, label(tick), SMALL, fill=SOFT, anchor="middle"))
+        y = _write(body, y, unit, SMALL)
+    for note in notes:
         y = _write(body, y, note, SMALL, fill=SOFT)
     size = f'width="{WIDTH:g}" height="{y + EDGE:g}" viewBox="0 0 {WIDTH:g} {y + EDGE:g}"'
-    name = escape(printable(headline(d)))
+    name = escape(printable(description))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{name}" '
         f'font-family="{FONT}">\n<title>{name}</title>\n'
@@ -254,17 +318,16 @@ def to_svg(d: Decision) -> str:
     )
 
 
-def _write_arm(body: list[str], y: float, line: Line) -> float:
-    """The name of an arm, and on the right its difference and verdict, or its score without one."""
-    numbers = wording.difference(line.d) if line.d is not None else f"{line.score} ({line.note})"
-    words = line.d.verdict if line.d is not None else line.word
-    right = wording.cells(f"  {numbers}  {words}") * SMALL
-    y = _write(body, y, line.name)
-    if (wording.cells(printable(line.name)) * SIZE + right) * CELL > WIDTH - 2 * EDGE:
+def _write_name(body: list[str], y: float, strip: Strip) -> float:
+    """The name of an arm, and on the right its numbers and its word."""
+    y = _write(body, y, strip.name)
+    right = wording.cells(f"  {strip.numbers}  {strip.word}") * SMALL
+    if (wording.cells(printable(strip.name)) * SIZE + right) * CELL > WIDTH - 2 * EDGE:
         y += LINE
     place = f'x="{WIDTH - EDGE:g}" y="{y:g}" font-size="{SMALL}" text-anchor="end" fill="{INK}"'
-    style = f'fill="{SHADES.get(words, SOFT)}" font-weight="bold"'
-    body.append(f"<text {place}>{escape(numbers)} <tspan {style}>{words}</tspan></text>")
+    style = f'fill="{strip.shade}" font-weight="bold"'
+    word = f"<tspan {style}>{escape(strip.word)}</tspan>"
+    body.append(f"<text {place}>{escape(strip.numbers)} {word}</text>")
     return y
 
 

@@ -2,7 +2,8 @@
 
 A file is read as its content says, whatever its name: text with any separator, tables of Markdown,
 LaTeX and spreadsheets, Parquet, JSON and JSON lines, and what trackers and evaluation programs
-write. What is no table of results is refused in one sentence that names the form and the way on.
+write. So is a table in memory. What is no table of results is refused in one sentence that names
+the form and the way on.
 """
 
 from __future__ import annotations
@@ -117,10 +118,8 @@ def frame_of_bytes(data: bytes, table: str | None = None, baseline: str | None =
 
         file = parquet.ParquetFile(BufferReader(data))
         if file.schema_arrow.names == SCHEMA.names:
-            frame = _frame_of_arrow(file.read(STUDY_COLUMNS))
-            frame.form = STUDY_FORM
-            return frame
-        return _frame_of_arrow(file.read())
+            return _frame_of_arrow(file.read(STUDY_COLUMNS), STUDY_FORM)
+        return _frame_of_arrow(file.read(), "Parquet")
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
     text, note = _text_of(data)
@@ -281,30 +280,95 @@ def _plain(cell: Any) -> Any:
     return cell if isinstance(cell, int | float | str) else str(cell)
 
 
-def _frame_of_arrow(table: Any) -> Frame:
+def frame_of_table(data: Any) -> Frame:
+    """The table that an object in memory is: a DataFrame of pandas, whatever gives Arrow data
+    (Arrow tables, Polars, DuckDB), a list of dicts, or a document of JSON. ValueError for another
+    object.
+    """
+    kind = type(data)
+    form = f"{kind.__module__.partition('.')[0]} {kind.__name__}"
+    if isinstance(data, list | tuple):
+        return frame_of_json(_plain_json(data), form="list of rows")
+    if isinstance(data, Mapping):
+        return frame_of_json(_plain_json(data))
+    if form == "pandas Series":
+        data = data.to_frame()
+    if form in ("pandas DataFrame", "pandas Series"):
+        return _frame_of_pandas(data, form)
+    if hasattr(data, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        return _frame_of_arrow(pa.table(data), form)
+    raise ValueError(
+        f"a {form} is no table: give a DataFrame, an Arrow table, a list of dicts or a path"
+    )
+
+
+def _frame_of_pandas(data: Any, form: str) -> Frame:
+    """As the CSV of the same DataFrame is read, without numbers of rows that have no name."""
+    import pyarrow as pa
+
+    index = data.index
+    if (
+        index.nlevels > 1
+        or index.name is not None
+        or index.inferred_type not in ("integer", "empty")
+    ):
+        data = data.reset_index(names=[name or "" for name in index.names])
+    names = [str(name) for name in data.columns]
+    if data.columns.nlevels > 1 or len(set(names)) < len(names) or "" in names:
+        levels = range(data.columns.nlevels)
+        head = [[str(cell) for cell in data.columns.get_level_values(n)] for n in levels]
+        cells = data.astype(object).where(data.notna(), None).values.tolist()
+        return _frame_of_grids([Grid([*head, *cells], "")], None, form, "tables")
+    columns = {}
+    for place, name in enumerate(names):
+        cells = data.iloc[:, place]
+        try:
+            columns[name] = _column_of_arrow(pa.chunked_array([pa.array(cells, from_pandas=True)]))
+        except (pa.ArrowException, OverflowError):  # cells of several types
+            columns[name] = column_of(cells.tolist())
+    return Frame(columns, len(data), form)
+
+
+def _plain_json(value: Any) -> Any:
+    """The same with lists, dicts and numbers of Python: NumPy and torch have their own."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_json(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _frame_of_arrow(table: Any, form: str) -> Frame:
     import pyarrow as pa
 
     columns: dict[str, Column] = {}
     for name in table.column_names:
         cells = table.column(name)
         if pa.types.is_struct(cells.type) or pa.types.is_map(cells.type):
-            return frame_of_json(table.to_pylist(), form="Parquet")
-        if pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
-            columns[name] = column_of(cells.to_pylist())
-            continue
-        encoded = cells.combine_chunks()
-        if not pa.types.is_dictionary(encoded.type):
-            encoded = encoded.dictionary_encode()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        values = encoded.dictionary.to_pylist()
-        if encoded.indices.null_count:
-            values.append(None)
-        indices = encoded.indices.fill_null(len(values) - 1).cast(pa.int32())
-        # not to_numpy, which imports pandas where it is installed: 0.2 s
-        codes = np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
-        columns[name] = recoded(values, codes)
-    return Frame(columns, table.num_rows, "Parquet")
+            return frame_of_json(table.to_pylist(), form=form)
+        columns[name] = _column_of_arrow(cells)
+    return Frame(columns, table.num_rows, form)
+
+
+def _column_of_arrow(cells: Any) -> Column:
+    import pyarrow as pa
+
+    if pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
+        return column_of(cells.to_pylist())
+    encoded = cells.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    values = encoded.dictionary.to_pylist()
+    if encoded.indices.null_count:
+        values.append(None)
+    indices = encoded.indices.fill_null(len(values) - 1).cast(pa.int32())
+    # not to_numpy, which imports pandas where it is installed: 0.2 s
+    codes = np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
+    return recoded(values, codes)
 
 
 # --- text tables ----------------------------------------------------------------------------------

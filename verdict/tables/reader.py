@@ -153,6 +153,7 @@ CLOSE = 0.01  # of a mean that is written with few digits
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
 Codes = NDArray[np.int64]
 Record = dict[str, Any]
+Source = str | Frame  # the path of a file or a folder, or a table that was in memory
 NO_CODES: Codes = np.zeros(0, np.int64)
 
 
@@ -204,24 +205,45 @@ class Results:
     missing: str = ""
 
 
-def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
-    """The measurements of files and folders. ValueError where they are no results, or where a
-    question is open, in one line.
+def read_results(sources: Sequence[Source], columns: Columns | None = None) -> Results:
+    """The measurements of files, folders and tables. ValueError where they are no results, or where
+    a question is open, in one line.
     """
+    was_enabled = gc.isenabled()
     gc.disable()  # of a million rows the collector would take as long as all else
     try:
-        return _Reading(columns or Columns()).read(paths)
+        return _Reading(columns or Columns()).read(sources)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 def frames_of(
-    paths: Sequence[str], table: str | None = None, baseline: str | None = None
+    sources: Sequence[Source], table: str | None = None, baseline: str | None = None
 ) -> list[Frame]:
-    """The table of each file, with its column `file`. SeveralTables where a file has several."""
+    """The table of each file and each table, with its column `file`. SeveralTables where a file
+    has several.
+    """
+    paths = [source for source in sources if isinstance(source, str)]
+    tables = [source for source in sources if isinstance(source, Frame)]
+    frames = _frames_of_files(paths, table, baseline) if paths else []
+    for number, frame in enumerate(tables, 1):
+        if not frame.rows:
+            raise ValueError(f"{frame.form}: there is no row")
+        _see_history(frame)
+        frame.add("file", f"table {number}")
+    return [*frames, *tables]
+
+
+def source_name(source: Source) -> str:
+    """What messages call a file, a folder or a table."""
+    return source.form if isinstance(source, Frame) else Path(source).name or source
+
+
+def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | None) -> list[Frame]:
     files, others = [], []
     for path in paths:
         of_path, is_folder = _files(path)
@@ -285,9 +307,9 @@ def _foreign(frames: Sequence[Frame]) -> list[int]:
     return foreign if 0 < len(foreign) * MOST_FOREIGN <= count else []
 
 
-def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
-    """The rows of all files, each with the key `file`."""
-    frame = joined(frames_of(paths))
+def records_of(source: Source, notes: list[str]) -> list[Record]:
+    """The rows of a file, a folder or a table, each with the key `file`."""
+    frame = joined(frames_of([source]))
     notes += frame.notes
     cells = []
     for column in frame.columns.values():
@@ -629,12 +651,13 @@ class _Reading:
         self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
         self.table: dict[str, Column] = {}
 
-    def read(self, paths: Sequence[str]) -> Results:
+    def read(self, sources: Sequence[Source]) -> Results:
         try:
-            frames = frames_of(paths, self.told.table, self.told.baseline)
+            frames = frames_of(sources, self.told.table, self.told.baseline)
         except SeveralTables as several:
+            paths = [source for source in sources if isinstance(source, str)]
             raise ValueError(_which_table(paths, self.told, several)) from None
-        name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        name = source_name(sources[0]) if len(sources) == 1 else f"{len(sources)} files"
         try:
             results = self._read(frames)
         except Open as question:

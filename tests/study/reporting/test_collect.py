@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import clipmill
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.schema import Ablation, TaskSpec
@@ -125,6 +126,7 @@ def test_an_ablation_compared_with_itself_has_no_change(
     page = tmp_path / "compared.html"
     assert commands.report([concluded, concluded, "--page", str(page)]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith(clipmill.compare(concluded, Path(concluded)).text)
     assert "Every verdict is the same." in printed
     assert "No difference changed by more than its noise." in printed
     assert "half" in page.read_text()

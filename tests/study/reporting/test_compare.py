@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from clipmill.library.reports import Comparison
 from clipmill.manifests import disk
 from clipmill.study import compare
 from clipmill.study.compare import (
@@ -73,6 +74,21 @@ def test_another_verdict_and_the_same_noise_are_told_apart() -> None:
     assert plain["arms"][0]["arm"] == "clip30"
     unknown = compare_reports(sample_report(), larger(0.5, 0.0, low=None, high=None)).arms[0]
     assert (unknown.low, unknown.beyond_noise) == (None, False)
+
+
+def test_a_comparison_for_a_notebook_has_the_numbers_and_the_words_of_the_terminal() -> None:
+    compared = Comparison(compare_reports(sample_report(), larger(0.091, 0.02, verdict="better")))
+    (row,) = compared.table.to_pylist()
+    half = math.hypot(0.012, 0.02)
+    assert (row["arm"], row["second"], row["second_verdict"]) == ("clip30", 0.091, "better")
+    assert (row["change_low"], row["change_high"]) == pytest.approx((0.05 - half, 0.05 + half))
+    assert compared.text == "\n".join(comparison_lines(compared.comparison))
+    assert "| clip30 | +4.1 [+2.9, +5.3] | +9.1 [+7.1, +11.1] |" in compared.to_markdown()
+    assert r"\begin{tabular}{lrrrl}" in compared.to_latex()
+    assert "beyond noise" in compared.to_svg()
+    assert "samples seen per run" in " ".join(compared.account)
+    assert compared.to_html() == render_comparison(compared.comparison)
+    assert json.loads(compared.to_json()) == compared.to_dict()
 
 
 def test_the_page_has_the_table_and_a_point_per_arm() -> None:

@@ -1,0 +1,1 @@
+"""The library's face: what `import clipmill` gives, and what the commands call."""

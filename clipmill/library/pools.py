@@ -1,0 +1,212 @@
+"""A pool for people: what it holds, some of its rows as a table, its images, one rule on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clipmill.manifests import disk, pool
+from clipmill.manifests.aligned import AlignedFiles, current_view, own_shards, view_names
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import shard_name
+from clipmill.manifests.records import ViewDocument
+from clipmill.manifests.schema import Rule, View
+from clipmill.pipeline.audit.explain import explain_lines, explain_row
+from clipmill.pipeline.views.choose import PartRows, compile_views, outcomes, with_derived
+from clipmill.pipeline.views.files import (
+    Column,
+    JoinedColumns,
+    column_lines,
+    list_columns,
+    read_view,
+)
+from clipmill.pipeline.views.rules import (
+    DERIVED,
+    borrowed_connection,
+    columns_of,
+    columns_on_disk,
+    steps_of,
+)
+
+RULE = "where"  # the name of the view and of the rule of `where`
+
+
+class Columns(tuple[Column, ...]):
+    """The columns of a pool: name, type, meaning, and source, which is sidecar, recipe, derived or
+    the score set NAME@ID."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(column_lines(self))
+
+
+class History(dict[str, Any]):
+    """What became of one row, as `clipmill audit explain --json` has it."""
+
+    def __repr__(self) -> str:
+        return "\n".join(explain_lines(self))
+
+    __str__ = __repr__
+
+
+class Pool(pool.Pool):
+    """An open pool. It does not change: shards that are committed later are not in it."""
+
+    def __repr__(self) -> str:
+        totals = self.commits.totals
+        lines = [f"Pool({self.path!r}): {totals.rows:,} rows, {totals.stored:,} stored"]
+        views = (f"{name} ({view.kept:,})" for name, view in self.views.items())
+        lines.append(f"views: {', '.join(views) or 'none'}")
+        lines.append(f"score sets: {', '.join(self.score_sets) or 'none'}")
+        return "\n".join(lines)
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the shards that are committed."""
+        return self.commits.fingerprint
+
+    @functools.cached_property
+    def views(self) -> dict[str, ViewDocument]:
+        """The documents of the views: rules, thresholds, rows that are left after each rule."""
+        documents = {name: read_view(self.path, name) for name in view_names(self.path)}
+        return {name: view for name, view in documents.items() if view is not None}
+
+    @functools.cached_property
+    def columns(self) -> Columns:
+        """What `table`, `images` and `where` may name. ValueError where no row is stored."""
+        return Columns(list_columns(self.path))
+
+    def table(self, columns: Sequence[str] | None = None, view: str | None = None) -> pa.Table:
+        """Rows as one table, in the order of the shards.
+
+        Args:
+            columns: Names of `columns` (default: those of the sidecars).
+            view: Only rows that this view keeps (default: all rows, also those without an image).
+
+        Raises:
+            ValueError: A column or the view is not there, or a file is damaged.
+        """
+        tables = [table for _, table in self._scan(columns, view)]
+        if not tables:
+            raise ValueError(f"{self.path} has no rows")
+        return pa.concat_tables(tables)
+
+    def images(
+        self,
+        view: str | None = None,
+        columns: Sequence[str] = ("key", "caption"),
+        shards: Iterable[int] | None = None,
+    ) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """({column: value}, bytes of the image) of each stored row.
+
+        Args:
+            view: Only rows that this view keeps.
+            columns: Names of `columns`.
+            shards: Which shards, in which order (default: all, ascending).
+
+        Raises:
+            ValueError: A column, the view or a shard is not there, or a tar is damaged.
+        """
+        places = ["image_offset", "image_length"]
+        for shard, table in self._scan([*columns, *places], view, shards):
+            tar, stored = self.commits.tar(shard), table.filter(pc.is_valid(table["image_offset"]))
+            for row in stored.to_pylist():
+                offset, length = row["image_offset"], row["image_length"]
+                data = disk.read_bytes(tar, offset, length)
+                if len(data) != length:
+                    raise ValueError(
+                        f"shard {shard_name(shard)} is damaged: {tar} is shorter than its sidecar "
+                        f"says; run clipmill audit repair {self.path}"
+                    )
+                yield {name: row[name] for name in columns}, data
+
+    def where(self, sql: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The stored rows for which an expression is true: what a view with this one rule keeps.
+
+        Args:
+            sql: As in a recipe, such as `clip_score >= top(clip_score, 0.3) and language = 'en'`.
+            columns: Names of `columns` (default: those of the sidecars).
+
+        Raises:
+            ValueError: The expression is none that a rule may be, or a column is not there.
+        """
+        wanted = self.schema.names if columns is None else list(columns)
+        views = [View(name=RULE, rules=(Rule(name=RULE, where=sql),))]
+        known = [column.name for column in self.columns]
+        used = columns_of(views, RULE, known) | columns_on_disk(wanted)
+        sets = {name: (name, document) for name, document in self.score_sets.items()}
+        source = JoinedColumns(self.commits, used, sets)
+        kept = []
+        with borrowed_connection() as connection:
+            empty = PartRows(connection, source.schema.empty_table())
+            tests, _ = compile_views(empty, {RULE: steps_of(views, RULE)}, source, {})[RULE]
+            for unit in range(source.units):
+                for part in source.parts(unit):
+                    rows = PartRows(connection, part.table, part.first_row)
+                    codes, _ = outcomes(rows, {RULE: tests})[RULE]
+                    kept.append(_with(part.table.filter(pa.array(codes == 0)), wanted))
+        return pa.concat_tables(kept)
+
+    def explain(self, row: str) -> History:
+        """What became of a row: its pair, each attempt, its scores, and what each view decided.
+
+        Args:
+            row: Its uid, URL, key or file name.
+
+        Raises:
+            ValueError: No row has this name.
+        """
+        return History(explain_row(self.path, row))
+
+    def _scan(
+        self,
+        columns: Sequence[str] | None,
+        view: str | None,
+        shards: Iterable[int] | None = None,
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """(shard, its rows that a view keeps) with some columns."""
+        wanted = self.schema.names if columns is None else list(columns)
+        on_disk = sorted(columns_on_disk(wanted) | {"status"})
+        sets = {
+            column: name
+            for name, document in self.score_sets.items()
+            for column in document.columns
+        }
+        masks, commits = None, self.commits
+        if view is not None:
+            remedy = f"run clipmill filter {self.path} with its recipe"
+            document = current_view(self.path, view, commits.fingerprint, remedy)
+            commits = own_shards(document, commits)
+            masks = AlignedFiles.of_view(self.path, view)
+        for shard in commits.shards.tolist() if shards is None else shards:
+            if commits.position(shard) is None:
+                raise ValueError(f"{view or self.path} has no shard {shard_name(shard)}")
+            table = self.read(shard, on_disk, sets)
+            if masks is not None:
+                kept = np.asarray(masks.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_)
+                table = table.filter(pa.array(kept))
+            yield shard, _with(table, wanted)
+
+
+def open_pool(url: str | os.PathLike[str], /) -> Pool:
+    """The pool in a folder or at a URL, such as s3://lab/pool.
+
+    Raises:
+        ValueError: There is none, or its index is damaged; in one line.
+    """
+    opened = Pool(read_commits(os.fspath(url)))
+    if not len(opened.commits):
+        raise ValueError(f"{opened.path} is no pool: it has no committed shard")
+    return opened
+
+
+def _with(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Some columns of rows, also derived ones."""
+    return (table if DERIVED.keys().isdisjoint(columns) else with_derived(table)).select(columns)
