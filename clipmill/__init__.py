@@ -39,8 +39,8 @@ OWN = ROOT if IS_CHECKOUT else PACKAGE  # whose lines are named: of a checkout i
 
 __all__ = [
     "AblationRun", "Batch", "BlendAnswer", "Built", "Comparison", "Evaluation", "Loader", "Pool",
-    "Verdict", "build_pool", "compare", "decide", "evaluate_model", "mix", "open_pool", "run_ablation",
-    "train_model",
+    "Verdict", "build_pool", "compare", "decide", "evaluate_model", "mix", "open_pool",
+    "run_ablation", "train_model",
 ]  # fmt: skip
 MODULES = {  # that have these names
     "library.answers": ("BlendAnswer", "Verdict", "decide", "mix"),
