@@ -44,11 +44,11 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
-from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name, uids_checksum
+from clipmill.manifests.layout import CommitRecord, shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.progress.state import measure_scored
 from clipmill.pipeline.shuffle import (
@@ -85,10 +85,9 @@ Integers = NDArray[np.int64]
 class PoolJob:
     """The job of one score set. It crosses to workers as plain values."""
 
-    pool: str
+    out: PoolWriter
     set_name: str  # NAME@ID
     fingerprint: str  # of the pool
-    fence: int | None
     filter: dict[str, Any]  # worker_spec of the instance
     columns: dict[str, tuple[str, ...]]  # NAME@ID, "" for the sidecar -> columns that are read
     partitions: int
@@ -98,7 +97,7 @@ class PoolJob:
     @property
     def folder(self) -> str:
         """Where the tickets leave files; it is removed when the job is done."""
-        return PoolLayout(self.pool).score_scratch(f"{self.set_name}-{self.fingerprint}")
+        return self.out.layout.score_scratch(f"{self.set_name}-{self.fingerprint}")
 
     @property
     def units(self) -> int:
@@ -108,17 +107,12 @@ class PoolJob:
     def identity(self) -> dict[str, Any]:
         """What decides the files of the job: they are used again only if it is the same."""
         plain: dict[str, Any] = disk.to_plain(self)
-        return {**{key: plain[key] for key in plain if key != "fence"}, "form": FORM}
+        return {**{key: plain[key] for key in plain if key != "out"}, "form": FORM}
 
     def exchange(self, name: str, *, files: int | None = None) -> Exchange:
         """The files of one exchange, by default one of each partition."""
-        return Exchange(
-            pool=self.pool,
-            folder=self.folder,
-            name=name,
-            files=self.partitions if files is None else files,
-            fence=self.fence,
-        )
+        number = self.partitions if files is None else files
+        return Exchange(out=self.out, folder=self.folder, name=name, files=number)
 
     def from_shards(self, name: str) -> Exchange:
         """The files of an exchange that tickets over shards leave."""
@@ -126,18 +120,17 @@ class PoolJob:
 
 
 def plan_job(
+    out: PoolWriter,
     commits: Commits,
     set_name: str,
     instance: Instance,
     columns: Mapping[str, Sequence[str]],
-    fence: int | None,
 ) -> PoolJob:
     """The job of a score set of a pool."""
     job = PoolJob(
-        pool=commits.pool,
+        out=out,
         set_name=set_name,
         fingerprint=commits.fingerprint,
-        fence=fence,
         filter=worker_spec(instance),
         columns={owner: tuple(names) for owner, names in columns.items()},
         partitions=1,
@@ -242,7 +235,7 @@ class PoolWorker:
 
     def shards(self, ticket: Ticket) -> Iterator[tuple[int, pa.Table, Integers]]:
         """(position of a shard, its stored rows, their row numbers) of a ticket over shards."""
-        pool = Pool.of_tickets(self.job.pool)
+        pool = Pool.of_tickets(self.job.out.pool)
         first = self.job.bounds[ticket.payload["number"]]
         for position, shard in enumerate(ticket.payload["shards"], start=first):
             yield position, *stored_rows(self.job, pool.of_shards(shard), shard)
@@ -299,9 +292,8 @@ def summarise(config: Config) -> Work:
         for _, rows, _ in worker.shards(ticket):
             if rows.num_rows:
                 summaries.add(worker.table_of("summarise", rows))
-        check_fence(worker.job.pool, worker.job.fence)
         path = summary_path(worker.job, ticket.payload["number"])
-        disk.write_parquet(path, summaries.table())
+        worker.job.out.write_parquet(path, summaries.table())
         return {}
 
     return work
@@ -318,8 +310,7 @@ def combine(config: Config) -> Work:
             table = disk.read_parquet(summary_path(job, number))
             summaries.add(table.replace_schema_metadata(None))
         state = worker.table_of("combine", summaries.table())
-        check_fence(job.pool, job.fence)
-        disk.write_parquet(state_path(job), state)
+        job.out.write_parquet(state_path(job), state)
         return {}
 
     return work
@@ -559,7 +550,7 @@ def gather(config: Config) -> Work:
     job = job_of(config)
     instance, filter_ = filter_of(job)
     kinds, names = filter_.columns(), instance.column_names()
-    layout = PoolLayout(job.pool)
+    layout = job.out.layout
     defaults = {}
     for column, kind in kinds.items():
         value = filter_.default.get(column)
@@ -595,7 +586,7 @@ def gather(config: Config) -> Work:
             "seconds": 0.0,
         }
         content = parquet_bytes(table, {**metadata, "scored": scored})
-        return commit_columns(layout, job.set_name, shard, content, metadata, scored, job.fence)
+        return commit_columns(job.out, job.set_name, shard, content, metadata, scored)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         number = ticket.payload["number"]
@@ -669,13 +660,13 @@ def compute(
     return {}
 
 
-def remove_transient(pool: str, fence: int | None, prefix: str = "") -> None:
+def remove_transient(out: PoolWriter, prefix: str = "") -> None:
     """Remove what the tickets of jobs left, of those whose folders begin with `prefix`."""
-    layout = PoolLayout(pool)
+    layout = out.layout
     for job in disk.list_names(layout.transient):
         if not job.startswith(prefix):
             continue
-        check_fence(pool, fence)
+        out.check()
         _remove_folder(disk.join(layout.transient, job))
     if not disk.is_url(layout.transient):
         with contextlib.suppress(OSError):  # another job has files in it
@@ -708,12 +699,11 @@ class _Compute:
                 if disk.read_json(path) == identity:
                     return
         self.remove_scratch()
-        check_fence(self.job.pool, self.job.fence)
-        disk.write_json(path, identity)
+        self.job.out.write_json(path, identity)
 
     def remove_scratch(self) -> None:
         """Remove what the tickets of this set left."""
-        remove_transient(self.job.pool, self.job.fence, f"scores-{self.job.set_name}-")
+        remove_transient(self.job.out, f"scores-{self.job.set_name}-")
 
     def rows_to_partitions(self) -> None:
         """Summarise, combine and route."""

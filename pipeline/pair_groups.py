@@ -26,6 +26,7 @@ from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.planning.planner import host_of
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import shards_with_rows
 from clipmill.pipeline.views.files import (
     current_view_of,
@@ -49,20 +50,19 @@ class Division:
 
 
 def group_views(
-    pool: str,
+    out: PoolWriter,
     views: Sequence[str],
     by: Sequence[str],
     most: int,
     rule_view: str,
-    fence: int | None = None,
 ) -> dict[str, str]:
     """Make a view of each group of the rows that one of `views` keeps: view -> what it is. Those
     that are there stay as they are.
 
-    by: HOST, RULE (of `rule_view`) or columns of the pool. most: groups at most. fence: that of the
-    lease. ValueError for a column that the pool does not have, and where there is one group only.
+    by: HOST, RULE (of `rule_view`) or columns of the pool. most: groups at most. ValueError for a
+    column that the pool does not have, and where there is one group only.
     """
-    commits = shards_with_rows(pool)
+    commits = shards_with_rows(out.pool)
     division = divide_rows(commits, views, by, most, rule_view)
     rows = hashlib.sha256(division.of_row.tobytes()).hexdigest()  # rules and scores may change
     prefix = f"why_{disk.content_hash([commits.fingerprint, division.names, rows], 8)}"
@@ -71,7 +71,7 @@ def group_views(
         view = f"{prefix}_{number:02}"
         if selected_view(commits, view, f"in {name}") is None:
             selects = functools.partial(_rows_of, division.of_row == number)
-            write_selected_view(commits, view, f"in {name}", selects, fence=fence)
+            write_selected_view(out, commits, view, f"in {name}", selects)
         made[view] = name
     return made
 

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -43,7 +42,7 @@ from clipmill.pipeline.lock.rebuild import (
 )
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan
 from clipmill.pipeline.planning.planner import add_retries, write_plan
-from clipmill.pipeline.pool.lease import Lease, check_fence, hold_lease, remove_uncommitted
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, remove_uncommitted
 from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
 from clipmill.pipeline.scoring.score_sets import filter_specs
@@ -75,8 +74,8 @@ def build(
         for spec in specs_of_recipe(recipe):
             if spec.name not in scored:  # else the stage says whether it needs the weights again
                 make(spec).check_reach()
-    with hold_lease(pool, create=True) as lease, shown_progress(pool):
-        return Build(recipe, pool, lease, engine, retry).run(until)
+    with hold_lease(pool, create=True) as out, shown_progress(pool):
+        return Build(recipe, out, engine, retry).run(until)
 
 
 class Build:
@@ -84,11 +83,9 @@ class Build:
     without an outcome.
     """
 
-    def __init__(
-        self, recipe: Recipe, pool: str, lease: Lease, engine: Engine, retry: str | None
-    ) -> None:
-        self.recipe, self.pool, self.lease = recipe, pool, lease
-        self.engine, self.retry, self.fence = engine, retry, lease.fence
+    def __init__(self, recipe: Recipe, out: PoolWriter, engine: Engine, retry: str | None) -> None:
+        self.recipe, self.out, self.pool = recipe, out, out.pool
+        self.engine, self.retry = engine, retry
         self.is_adopted = SOURCES[recipe.source.kind].images == "tars"
         self.is_locked = rebuild.is_locked(recipe)
         self._commits: Commits | None = None
@@ -102,7 +99,7 @@ class Build:
 
     def run(self, until: str) -> dict[str, Any]:
         """The stages up to `until`; returns what `build` does."""
-        pool, layout = self.pool, PoolLayout(self.pool)
+        pool, layout = self.pool, self.out.layout
         _refuse_other_source(pool, self.recipe)
         before = _finished_state(pool)
         seconds: dict[str, float] = {}
@@ -112,7 +109,7 @@ class Build:
         )
         for name, stage in islice(stages, STAGES.index(until) + 1):
             started = time.monotonic()
-            self.lease.check()
+            self.out.check()
             failed |= stage()
             seconds[name] = round(time.monotonic() - started, 2)
             logger.info("%s took %.1f s", name, seconds[name])
@@ -120,8 +117,7 @@ class Build:
                 break  # what comes after would be made from a pool with holes
             if name != until:
                 self._refuse_no_rows(name)
-        self.lease.check()
-        disk.write_json(layout.recipe_json, self.recipe, sealed=True)
+        self.out.write_json(layout.recipe_json, self.recipe, sealed=True)
         totals: dict[str, Any] = {"complete": False, "problems": []}
         if not failed or disk.list_names(layout.pairs, ".parquet") or len(self.commits):
             document = write_pool_json(pool, self.recipe, seconds, self.commits)
@@ -137,24 +133,24 @@ class Build:
         if self.is_adopted or self.is_locked:
             return {}
         source = self.recipe.source
-        return dict(crawler.crawl(source, self.pool, self.engine, fence=self.fence)["failed"])
+        return dict(crawler.crawl(source, self.out, self.engine)["failed"])
 
     def plan(self) -> Mapping[str, str]:
         if self.is_adopted:
             return {}
         failed: Mapping[str, str] = {}
         if self.is_locked:
-            write_lock_plan(self.pool, self.recipe, self.fence)
+            write_lock_plan(self.out, self.recipe)
         else:
-            failed = write_plan(self.pool, self.recipe, engine=self.engine, fence=self.fence)
+            failed = write_plan(self.out, self.recipe, engine=self.engine)
         if self.retry and not failed:
-            failed = add_retries(self.pool, self.recipe, engine=self.engine, fence=self.fence)
+            failed = add_retries(self.out, self.recipe, engine=self.engine)
         return failed
 
     def fetch(self) -> Mapping[str, str]:
         pool, recipe = self.pool, self.recipe
         remove_uncommitted(pool)
-        config = {"pool": pool, "fetch": disk.to_plain(recipe.fetch), "fence": self.fence}
+        config = {**self.out.config(), "fetch": disk.to_plain(recipe.fetch)}
         if self.is_adopted:
             stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
             records = self.commits.records()
@@ -166,7 +162,7 @@ class Build:
             return {tars[ticket]: reason for ticket, reason in failed.items()}
         plan = read_plan(pool)
         if recipe.fetch.engine == "img2dataset":
-            stage = img2dataset_stage(pool, recipe, self.fence)
+            stage = img2dataset_stage(self.out, recipe)
         else:
             config |= {"source_kind": recipe.source.kind, "extra_columns": recipe.sidecar_extra}
             if SOURCES[recipe.source.kind].images == "rows":
@@ -191,7 +187,7 @@ class Build:
 
         failed = self._add_shards(stage, tickets).failed
         if self.is_locked:
-            drift = write_drift(self.commits, lock_of(recipe), self.fence)
+            drift = write_drift(self.out, self.commits, lock_of(recipe))
             if not self.commits.totals.stored:  # the build ends here: say it now
                 for line in drift_lines(drift):
                     logger.warning("%s", line)
@@ -200,28 +196,27 @@ class Build:
     def _add_shards(self, stage: Stage, tickets: Callable[[Commits], Any]) -> Report:
         """Run a stage that commits shards; its tickets depend on what is committed already."""
         self._commits = None  # it would be in memory twice
-        with IndexWriter(self.pool, check=partial(check_fence, self.pool, self.fence)) as index:
+        with IndexWriter(self.pool, check=self.out.check) as index:
             todo = tickets(index.commits)
             report = execute(
                 stage, todo, engine=self.engine, on_done=lambda _, record: index.add(record)
             )
         self._commits = index.commits
-        extend_row_index(index.commits, self.fence)
+        extend_row_index(self.out, index.commits)
         return report
 
     def score(self) -> Mapping[str, str]:
         if not self.recipe.filters:
             return {}
         specs = filter_specs(self.recipe, [], {})
-        how: Any = {"engine": self.engine, "fence": self.fence, "commits": self.commits}
-        return dict(score(self.pool, specs, **how)["failed"])
+        return dict(score(self.out, specs, engine=self.engine, commits=self.commits)["failed"])
 
     def choose(self) -> Mapping[str, str]:
         if self.recipe.views or not self.is_locked:
-            choose_views(self.pool, self.recipe, fence=self.fence, commits=self.commits)
+            choose_views(self.out, self.recipe, commits=self.commits)
         if self.is_locked:
             own = [view.name for view in self.recipe.views]
-            write_locked_views(self.commits, lock_of(self.recipe), own, fence=self.fence)
+            write_locked_views(self.out, self.commits, lock_of(self.recipe), own)
         return {}
 
     def _refuse_no_rows(self, stage: str) -> None:

@@ -36,7 +36,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import in_threads
 from clipmill.pipeline.executor.tickets import Ticket, Tickets
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -56,11 +56,10 @@ Bytes = npt.NDArray[np.uint8]
 class Exchange:
     """The files of one exchange."""
 
-    pool: str
+    out: PoolWriter
     folder: str
     name: str  # in the names of the files
     files: int
-    fence: int | None = None
 
     def path(self, number: int) -> str:
         """The file of ticket `number`."""
@@ -91,8 +90,7 @@ class Exchange:
                 write_page_checksum=True,
             ) as writer:
                 writer.write_table(table, row_group_size=rows)
-            check_fence(self.pool, self.fence)
-            disk.publish(staged, self.path(number))
+            self.out.publish(staged, self.path(number))
 
     def footers(self) -> list[dict[str, Any]]:
         """The metadata of all files."""

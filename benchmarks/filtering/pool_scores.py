@@ -40,6 +40,7 @@ from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 
 SHARD_ROWS = 10_000
@@ -124,7 +125,7 @@ def measure(pool: str, form: str) -> dict[str, Any]:
     FILTERS["linked"] = Linked
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
-    report = score(pool, [SPECS[form]], engine="inline")
+    report = score(PoolWriter(pool), [SPECS[form]], engine="inline")
     wall = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert not report["failed"], report["failed"]

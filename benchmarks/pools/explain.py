@@ -34,6 +34,7 @@ from clipmill.manifests.commits import Commits, update_index
 from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from clipmill.pipeline.audit.explain import explain_row
 from clipmill.pipeline.audit.row_index import extend_row_index
+from clipmill.pipeline.pool.lease import PoolWriter
 
 ROWS_PER_SHARD = 10_000
 LOOKUPS = 20
@@ -90,7 +91,7 @@ def measure(rows: int, batches: int) -> dict[str, Any]:
         cpu, wall = time.process_time(), time.monotonic()
         for batch in range(1, batches + 1):
             mask = commits.shards < shards * batch // batches
-            extend_row_index(Commits.of_records(pool, commits.records(mask)))
+            extend_row_index(PoolWriter(pool), Commits.of_records(pool, commits.records(mask)))
         result: dict[str, Any] = {
             "rows": rows,
             "shards": shards,

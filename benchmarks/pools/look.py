@@ -38,6 +38,7 @@ from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline.look.page import Bounds, page_data, render
 from clipmill.pipeline.look.server import Answers, make_server
 from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import choose_views
 from tests.support.browser import Tab, browser
 from tests.support.commit_records import write_record
@@ -173,7 +174,7 @@ def make_pool(folder: Path, rows: int) -> str:
             reasons={"dns": len(failed)}, failed_to_download=len(failed),
         )  # fmt: skip
     recipe = Recipe(name="look", source=Source(kind="wat", paths=("x",)), views=VIEWS)
-    choose_views(str(pool), recipe)
+    choose_views(PoolWriter(str(pool)), recipe)
     return str(pool)
 
 

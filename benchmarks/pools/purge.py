@@ -39,6 +39,7 @@ from clipmill.pipeline.audit.row_index import extend_row_index
 from clipmill.pipeline.crawl.parts import UidsDigest, write_parts
 from clipmill.pipeline.planning.plan_files import PlannedShard, read_plan, read_shard
 from clipmill.pipeline.planning.planner import write_plan
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import TarFile, member_block, publish_shard, staged_file
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
@@ -126,22 +127,22 @@ def write_shard(pool: str, shard: PlannedShard) -> Any:
             f.write(end)
         tar = TarFile(name="", bytes=offset + len(end), sha256=content.hexdigest())
         return publish_shard(
-            pool, shard.shard, rows, tar, staged_tar=staged, task=shard.id,
+            PoolWriter(pool), shard.shard, rows, tar, staged_tar=staged, task=shard.id,
             group=str(shard.group), duration_s=1.0,
         )  # fmt: skip
 
 
 def make_pool(pool: str, rows: int) -> None:
     write_pairs(pool, rows)
-    assert write_plan(pool, RECIPE) == {}
+    assert write_plan(PoolWriter(pool), RECIPE) == {}
     with IndexWriter(pool) as index:
         for shard in read_plan(pool):
             index.add(write_shard(pool, shard))
     commits = read_commits(pool)
     disk.write_json(PoolLayout(pool).recipe_json, RECIPE)
-    score(pool, RECIPE.filters, engine="inline", commits=commits)
-    choose_views(pool, RECIPE)
-    extend_row_index(commits)
+    score(PoolWriter(pool), RECIPE.filters, engine="inline", commits=commits)
+    choose_views(PoolWriter(pool), RECIPE)
+    extend_row_index(PoolWriter(commits.pool), commits)
     write_pool_json(pool, RECIPE, {}, commits)
 
 

@@ -38,6 +38,7 @@ from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits, update_index
 from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views import choose as choose_module
 from clipmill.pipeline.views import files as files_module
@@ -120,20 +121,20 @@ def _write_metadata(folder: Path, uids: pa.Array, scores: list[str]) -> None:
 def join(folder: Path) -> dict[str, Any]:
     """Eight columns of the metadata for every row."""
     spec = table_spec(folder / "metadata", dict.fromkeys(SCORES, "float"))
-    (document,) = score(str(folder / "pool"), [spec], engine="inline")["sets"].values()
+    (document,) = score(PoolWriter(str(folder / "pool")), [spec], engine="inline")["sets"].values()
     return {"rows": document["rows"], "scored": document["scored"]}
 
 
 def join_arrays(folder: Path) -> dict[str, Any]:
     """Embeddings of two files."""
     spec = table_spec(folder / "arrays", {"l14_img": f"fp16[{ARRAY_WIDTH}]"})
-    (document,) = score(str(folder / "pool"), [spec], engine="inline")["sets"].values()
+    (document,) = score(PoolWriter(str(folder / "pool")), [spec], engine="inline")["sets"].values()
     return {"scored": document["scored"]}
 
 
 def choose(folder: Path) -> dict[str, Any]:
     """The view, with its masks, its hash and its document."""
-    documents = choose_views(str(folder / "pool"), recipe(folder))
+    documents = choose_views(PoolWriter(str(folder / "pool")), recipe(folder))
     return {"kept": documents["twelve"].kept, "hash": documents["twelve"].rows_sha256}
 
 

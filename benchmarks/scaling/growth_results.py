@@ -11,6 +11,7 @@ import torch
 from benchmarks.scaling.growth_steps import Step, make_photos
 from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit.repair import repair_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.train.evaluation.tasks import classify, ranks
 from clipmill.verdict.pages.page import render
 from tests.support import reports
@@ -53,7 +54,7 @@ def lose_sidecar(folder: Path) -> None:
 
 def repair(folder: Path, count: int) -> None:
     """Every file is read; the sidecar of the only shard is made again from its tar."""
-    repaired = repair_pool(str(folder / "pool"))
+    repaired = repair_pool(PoolWriter(str(folder / "pool")))
     assert repaired.done, repaired
     assert not repaired.left, repaired
 

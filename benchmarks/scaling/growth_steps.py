@@ -23,6 +23,7 @@ from clipmill.pipeline.audit.integrity import audit_pool
 from clipmill.pipeline.export import export_view
 from clipmill.pipeline.look.page import Bounds, page_data, render
 from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from clipmill.train.mixture.order import Order
@@ -100,7 +101,7 @@ def forget_scores(folder: Path) -> None:
 
 
 def score_by(spec: FilterSpec, folder: Path) -> None:
-    report = score(str(folder / "pool"), [spec], engine="inline")
+    report = score(PoolWriter(str(folder / "pool")), [spec], engine="inline")
     assert not report["failed"], report["failed"]
 
 
@@ -148,7 +149,7 @@ def forget_views(folder: Path) -> None:
 
 def choose(folder: Path, views: tuple[View, ...]) -> None:
     recipe = Recipe(name="look", source=Source(kind="wat", paths=("x",)), views=views)
-    choose_views(str(folder / "pool"), recipe)
+    choose_views(PoolWriter(str(folder / "pool")), recipe)
 
 
 def views_of_rows(folder: Path, count: int) -> None:
@@ -201,7 +202,9 @@ def forget_rows(folder: Path) -> None:
 def row_table(folder: Path, count: int) -> None:
     row_index.MIN_ROWS = 0
     commits = read_commits(str(folder / "pool"))
-    row_index.extend_row_index(Commits.of_records(commits.pool, commits.records()))
+    row_index.extend_row_index(
+        PoolWriter(commits.pool), Commits.of_records(commits.pool, commits.records())
+    )
 
 
 def make_indexed_rows(folder: Path, count: int) -> None:

@@ -20,6 +20,7 @@ from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.parts import write_parts
 from clipmill.pipeline.planning.plan_files import read_plan
 from clipmill.pipeline.planning.planner import write_plan
+from clipmill.pipeline.pool.lease import PoolWriter
 
 ROWS_PER_PART = 1000
 BASE, UNIT = 1_125_000, "rows"  # 8x is 9,000 parts
@@ -83,7 +84,7 @@ def deduplicate(folder: Path, count: int) -> None:
 
 def plan(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan, in this process."""
-    assert write_plan(str(folder), RECIPE, engine="inline") == {}
+    assert write_plan(PoolWriter(str(folder)), RECIPE, engine="inline") == {}
     return {"shards": len(read_plan(str(folder)))}
 
 
@@ -95,5 +96,5 @@ def resume(folder: Path, count: int) -> None:
 def plan_on_ray(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan by workers of an embedded Ray, whose start is part of the time."""
     shutil.rmtree(folder / "plan")
-    assert write_plan(str(folder), RECIPE, engine="ray") == {}
+    assert write_plan(PoolWriter(str(folder)), RECIPE, engine="ray") == {}
     return {"shards": len(read_plan(str(folder)))}

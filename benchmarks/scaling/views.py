@@ -17,6 +17,7 @@ from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import choose_views, random_like
 
 BASE, UNIT = 6_250_000, "rows"
@@ -91,12 +92,12 @@ def three_views(folder: Path, count: int) -> None:
     recipe = Recipe(
         name="scale", source=Source(kind="files", paths=("x.csv",)), filters=(), views=VIEWS
     )
-    documents = choose_views(str(folder), recipe, commits=read_commits(str(folder)))
+    documents = choose_views(PoolWriter(str(folder)), recipe, commits=read_commits(str(folder)))
     assert documents["basic"].funnel[0][1] == count
     assert abs(documents["large"].thresholds["top(image_length, 0.30)"].share - 0.3) < 0.01
 
 
 def random_view(folder: Path, count: int) -> None:
     """A random view as large as one of them: every uid is hashed."""
-    documents = random_like(str(folder), "large")
+    documents = random_like(PoolWriter(str(folder)), "large")
     assert documents["random_like_large"].kept > 0

@@ -24,7 +24,7 @@ from clipmill.pipeline.audit.repair import repair_lines, repair_pool
 from clipmill.pipeline.audit.watch import watch_pool, watched_lines
 from clipmill.pipeline.lock.lock_writer import lock_lines, write_lock
 from clipmill.pipeline.lock.rebuild import same_rows_lines, write_same_rows
-from clipmill.pipeline.pool.lease import Lease, hold_lease
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
 from clipmill.pipeline.progress.view import shown_progress
 
 AUDIT = make_app(
@@ -110,8 +110,8 @@ def consent(
         raise ValueError("--dry-run goes with --refresh only, and --out without it")
     result: Consent | Refresh
     if refresh:
-        with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
-            result = refresh_consent(pool, dry_run=dry_run, fence=lease.fence)
+        with nullcontext(PoolWriter(pool)) if dry_run else hold_lease(pool) as writer:
+            result = refresh_consent(writer, dry_run=dry_run)
     else:
         result = read_consent(pool, out)
     console.show(*consent_lines(result))
@@ -136,8 +136,8 @@ def trace(pool: Pool, number: Annotated[int, Whole], /, *, as_json: Json = False
 @AUDIT.command
 def repair(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -> int:
     """Mend what `verify` finds: recompute or fetch again only what is damaged."""
-    with hold_lease(pool) as lease, shown_progress(pool):
-        result = repair_pool(pool, engine=engine, fence=lease.fence)
+    with hold_lease(pool) as out, shown_progress(pool):
+        result = repair_pool(out, engine=engine)
     console.show(*repair_lines(result))
     print_json(result, as_json)
     return console.EXIT_INCOMPLETE if result.left else 0
@@ -160,8 +160,8 @@ def purge(
         dry_run: Count and name what it would remove, and change nothing.
     """
     rows = read_criteria(criteria)
-    with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
-        result = purge_rows(pool, rows, used_by=used_by, dry_run=dry_run, fence=lease.fence)
+    with nullcontext(PoolWriter(pool)) if dry_run else hold_lease(pool) as out:
+        result = purge_rows(out, rows, used_by=used_by, dry_run=dry_run)
     console.show(*purge_lines(result))
     print_json(result, as_json)
     return 0
@@ -215,8 +215,8 @@ def same_rows(
         view: Take the rows of this view of the locks.
         name: The name of the new view (default: same_rows, same_rows_VIEW).
     """
-    with hold_lease(pool) as lease:
-        result = write_same_rows(pool, locks, view=view, name=name, fence=lease.fence)
+    with hold_lease(pool) as out:
+        result = write_same_rows(out, locks, view=view, name=name)
     console.show(*same_rows_lines([result]))
     print_json(result, as_json)
     return 0
@@ -225,8 +225,8 @@ def same_rows(
 @AUDIT.command
 def reindex(pool: Pool, /, *, as_json: Json = False) -> int:
     """Make the index of the shards anew from their commit records."""
-    with hold_lease(pool) as lease:
-        commits = repair_module.reindex(pool, lease.check)
+    with hold_lease(pool) as out:
+        commits = repair_module.reindex(out)
     console.show(f"{len(commits)} shards indexed")
     print_json({"shards": len(commits)}, as_json)
     return 0

@@ -91,8 +91,8 @@ def score(
         read = reader.read_manifest(recipe, Recipe, scale=scale)
         reader.refuse_other_source(pool, read)
     specs = filter_specs(read, filters, reader.yaml_values(changes))
-    with hold_lease(pool) as lease, shown_progress(pool):
-        report = scorer.score(pool, specs, engine=engine, fence=lease.fence, recipe=read)
+    with hold_lease(pool) as out, shown_progress(pool):
+        report = scorer.score(out, specs, engine=engine, recipe=read)
     for name, state in report["sets"].items():
         if state and not as_json:
             counts = f"{state['scored']} of {state['stored']} stored rows"
@@ -143,8 +143,8 @@ def choose(
     """
     read = reader.read_manifest(recipe, Recipe, scale=scale)
     reader.refuse_other_source(pool, read)
-    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
-        documents = choose_views(pool, read, only, lease.fence)
+    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
+        documents = choose_views(out, read, only)
     return print_result(funnel_lines(documents), documents, as_json)
 
 
@@ -164,8 +164,8 @@ def random_like(
         view: The view.
         seed: One random_like_VIEW.seed-N each (default: random_like_VIEW, drawn with seed 0).
     """
-    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
-        documents = view_files.random_like(pool, view, seed, lease.fence)
+    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
+        documents = view_files.random_like(out, view, seed)
     return print_result(funnel_lines(documents), documents, as_json)
 
 
@@ -186,8 +186,8 @@ def part(
         share: Of the rows of each, between 0 and 1. With the same seed views share as many rows.
         seed: One part each (default: 0).
     """
-    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
-        documents = view_files.parts_of_views(pool, views, share, seed or [0], lease.fence)
+    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
+        documents = view_files.parts_of_views(out, views, share, seed or [0])
     return print_result(funnel_lines(documents), documents, as_json)
 
 
@@ -201,8 +201,8 @@ def freeze(pool: str, view: str, name: str, /, *, as_json: Json = False) -> int:
         view: The view.
         name: The name of the new one.
     """
-    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
-        documents = view_files.freeze(pool, view, name, lease.fence)
+    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
+        documents = view_files.freeze(out, view, name)
     return print_result(funnel_lines(documents), documents, as_json)
 
 

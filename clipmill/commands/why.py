@@ -363,8 +363,8 @@ def plan(
         raise ValueError(f"there is no arm {arm!r}{disk.did_you_mean(arm, list(ablation.arms))}")
     pool, views = views_of(ablation, arm)
     path = disk.absolute_path(ablation.pool_folder(folder, pool))
-    with hold_lease(path, WAIT_S) as lease:
-        made = group_views(path, views, by, groups, views[-1], lease.fence)
+    with hold_lease(path, WAIT_S) as out:
+        made = group_views(out, views, by, groups, views[-1])
     if mixtures < RUNS_PER_GROUP * len(made):
         raise ValueError(
             f"--mixtures is {mixtures}; {len(made)} groups need {RUNS_PER_GROUP * len(made)} at "

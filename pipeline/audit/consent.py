@@ -32,6 +32,7 @@ from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.audit.purge import Purge, purge_lines, purge_rows
 from clipmill.pipeline.fetch.fetcher import Fetcher
 from clipmill.pipeline.fetch.request import Answer, Requests, signals
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import staged_file
 
 LET_IN = {
@@ -288,14 +289,14 @@ class HeaderRequests(Requests):
         return Answer(status=200, body=None if reason else b"", reason=reason, detail=detail)
 
 
-def refresh_consent(pool: str, *, dry_run: bool = False, fence: int | None = None) -> Refresh:
+def refresh_consent(out: PoolWriter, *, dry_run: bool = False) -> Refresh:
     """Ask again what sites say about the stored images, and purge those that they refuse now. No
-    picture is requested. Under the pool's lease, unless it is a dry run, which changes nothing.
+    picture is requested. A dry run changes nothing.
 
     ValueError for a pool that no build of a recipe has finished, and without a user agent.
     """
-    answers, uids = uvloop.run(_ask_again(*_pool_of(pool)))
-    purge = purge_rows(pool, {"uid": uids}, dry_run=dry_run, fence=fence) if uids else None
+    answers, uids = uvloop.run(_ask_again(*_pool_of(out.pool)))
+    purge = purge_rows(out, {"uid": uids}, dry_run=dry_run) if uids else None
     return Refresh(answers=dict(answers.most_common()), purge=purge)
 
 

@@ -9,12 +9,11 @@ import re
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -56,7 +55,7 @@ from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.parts import read_parts, write_parts
 from clipmill.pipeline.cross_row import remove_transient
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan
-from clipmill.pipeline.pool.lease import check_fence, remove_uncommitted
+from clipmill.pipeline.pool.lease import PoolWriter, remove_uncommitted
 from clipmill.pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
 
@@ -93,27 +92,25 @@ def without_content(table: pa.Table, purged: Mask, kept: Sequence[str] = ("uid",
 # --- shards ---------------------------------------------------------------------------------------
 
 
-def purge_shard(
-    pool: str, record: CommitRecord, purged: Mask, fence: int | None
-) -> CommitRecord | None:
+def purge_shard(out: PoolWriter, record: CommitRecord, purged: Mask) -> CommitRecord | None:
     """Replace a shard by one without the content of some rows; its new record.
 
     None where these rows have no content any more. The members of the other rows are copied byte
     for byte. A tar that was adopted stays where it is: the pool gets a copy without these rows.
     ValueError for a tar that is damaged or was changed.
     """
-    layout, shard = PoolLayout(pool), int(record.shard)
+    layout, shard = out.layout, int(record.shard)
     table = disk.read_parquet(layout.sidecar(shard, record.revision)).replace_schema_metadata(None)
     if not has_content(table, purged).any():
         return None
     rows = _tombstones(table, purged)
     if not len(table.filter(pa.array(purged))["image_name"].drop_null()):
-        return replace_shard(pool, shard, rows, fence=fence)
+        return replace_shard(out, shard, rows)
     with staged_file(layout.shard_tar(shard)) as staged:
         copy = copy_tar_without(layout.tar(record), staged, table, purged, record.tar_sha256)
         rows = copy.moved(rows)
         tar = TarFile(name=f"{shard_name(shard)}.tar", bytes=copy.bytes, sha256=copy.sha256)
-        return replace_shard(pool, shard, rows, tar, staged_tar=staged, fence=fence)
+        return replace_shard(out, shard, rows, tar, staged_tar=staged)
 
 
 def has_content(table: pa.Table, chosen: Mask) -> Mask:
@@ -141,17 +138,10 @@ def _tombstones(table: pa.Table, purged: Mask) -> pa.Table:
 # --- score columns and masks ----------------------------------------------------------------------
 
 
-def purge_scores(
-    pool: str,
-    name: str,
-    purged: Mapping[int, Mask],
-    commits: Commits,
-    fence: int | None = None,
-) -> int:
+def purge_scores(out: PoolWriter, name: str, purged: Mapping[int, Mask], commits: Commits) -> int:
     """NULL for the purged rows in the columns of a score set, complete or not; how many rows of
     these shards have all columns afterwards.
     """
-    layout = PoolLayout(pool)
     scored: dict[int, int] = {}
 
     def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
@@ -164,23 +154,21 @@ def purge_scores(
         changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
         return table, {**metadata, **changed, "scored": scored[shard]}
 
-    _rewrite_bundles(pool, AlignedFiles.of_scores(pool, name), purged, change, fence)
+    _rewrite_bundles(out, AlignedFiles.of_scores(out.pool, name), purged, change)
 
     def rewrite(shard: int) -> None:  # of a set that is being made: not in its bundle yet
-        path = layout.score_part(name, shard)
+        path = out.layout.score_part(name, shard)
         if disk.exists(path):
             table = disk.read_parquet(path).replace_schema_metadata(None)
             changed = change(shard, table, dict(disk.read_metadata(path)))
             disk.write_bytes(path, parquet_bytes(*changed))
 
-    check_fence(pool, fence)
+    out.check()
     deque(in_threads(rewrite, purged), 0)
     return sum(scored.values())
 
 
-def purge_masks(
-    pool: str, view: str, purged: Mapping[int, Mask], fence: int | None = None
-) -> dict[int, int]:
+def purge_masks(out: PoolWriter, view: str, purged: Mapping[int, Mask]) -> dict[int, int]:
     """`not_stored` for the purged rows in the masks of a view; rows kept of each shard then."""
     now_kept: dict[int, int] = {}
 
@@ -192,24 +180,19 @@ def purge_masks(
         changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
         return changed, {**metadata, "kept": now_kept[shard]}
 
-    _rewrite_bundles(pool, AlignedFiles.of_view(pool, view), purged, change, fence)
+    _rewrite_bundles(out, AlignedFiles.of_view(out.pool, view), purged, change)
     return now_kept
 
 
 def _rewrite_bundles(
-    pool: str,
-    files: AlignedFiles,
-    shards: Mapping[int, Mask],
-    change: Change,
-    fence: int | None,
+    out: PoolWriter, files: AlignedFiles, shards: Mapping[int, Mask], change: Change
 ) -> None:
     """Write the bundles again that have some of these shards."""
 
     def rewrite(path: str) -> None:
         with staged_file(path, alone=True) as staged:
             write_changed(Bundle(path), staged, shards, change)
-            check_fence(pool, fence)
-            disk.publish(staged, path)
+            out.publish(staged, path)
 
     paths = filter(disk.exists, sorted({files.path(shard) for shard in shards}))
     deque(in_threads(rewrite, paths), 0)
@@ -219,7 +202,7 @@ def _rewrite_bundles(
 
 
 def purge_parquet(
-    path: str, uids: pa.Array, drop: bool, reasons: Sequence[str], check: Callable[[], None]
+    out: PoolWriter, path: str, uids: pa.Array, drop: bool, reasons: Sequence[str]
 ) -> int:
     """Remove the content of rows of a part of the pairs or of a file of the plan; how many. Of its
     footer the examples of `reasons` are removed.
@@ -242,8 +225,7 @@ def purge_parquet(
         metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": lost}
     with staged_file(path, alone=True) as staged:
         _write_without(path, staged, chosen, drop, metadata)
-        check()
-        disk.publish(staged, path)
+        out.publish(staged, path)
     return purged_rows
 
 
@@ -652,27 +634,26 @@ def read_criteria(words: Iterable[str]) -> dict[str, set[str]]:
 
 
 def purge_rows(
-    pool: str,
+    out: PoolWriter,
     criteria: Mapping[str, set[str]],
     *,
     used_by: Sequence[str] = (),
     dry_run: bool = False,
-    fence: int | None = None,
 ) -> Purge:
     """Remove the images, captions and URLs of rows from tars, sidecars, pairs, plan and scores.
 
     A row stays as a tombstone: its uid, its key and the reason `purged`. Masks stay aligned; score
     sets and views stay what they were without these rows, and get the new fingerprint. Score sets
     whose values depend on other rows, and views whose rules read one, keep the old fingerprint:
-    they are old and must be made again. All attempts and pairs of a uid go together. Under the
-    pool's lease, unless it is a dry run, which writes nothing. ValueError where there is no pool,
-    and where nothing matches, now or in an earlier purge.
+    they are old and must be made again. All attempts and pairs of a uid go together. A dry run
+    writes nothing. ValueError where there is no pool, and where nothing matches, now or in an
+    earlier purge.
     """
-    commits = _commits(pool, used_by)
+    pool, commits = out.pool, _commits(out.pool, used_by)
     path = _journal(pool)
     if not dry_run and disk.exists(path):
         remove_uncommitted(pool)  # what the killed purge had replaced and not removed
-        _finish(commits, read_document(path, Journal), None, fence)
+        _finish(out, commits, read_document(path, Journal), None)
         commits = read_commits(pool)
     rows = find_rows(commits, criteria)
     journal = _begin(commits, rows, criteria)
@@ -683,9 +664,8 @@ def purge_rows(
     if dry_run:
         urls = tuple(sorted(_urls(commits, rows))[:SHOWN_URLS])
     else:
-        check_fence(pool, fence)
-        disk.write_json(path, journal, sealed=True)
-        shards = _finish(commits, journal, rows, fence)
+        out.write_json(path, journal, sealed=True)
+        shards = _finish(out, commits, journal, rows)
     views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
     return Purge(
         rows=len(journal.record.uids),
@@ -727,31 +707,30 @@ def _refuse_unknown(pool: str, criteria: Mapping[str, set[str]]) -> None:
     )
 
 
-def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: int | None) -> int:
+def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows | None) -> int:
     """Do what a journal names; how many shards were replaced.
 
     rows: where its rows are; None where a purge was killed, which has done a part of it.
     """
-    pool = commits.pool
-    layout, uids = PoolLayout(pool), pa.array(journal.record.uids, pa.string())
+    pool, layout, uids = out.pool, out.layout, pa.array(journal.record.uids, pa.string())
     if rows is None:
         rows = locate_rows(commits, uids, tombstones=True)
     replaced = 0
-    remove_transient(pool, fence)  # it has columns of the rows
+    remove_transient(out)  # it has columns of the rows
     if rows.shards:
-        commits, replaced = _purge_shards(pool, rows, fence)
-        _purge_scores(commits, rows, journal, fence)
-        _purge_views(commits, rows, journal, fence)
+        commits, replaced = _purge_shards(out, rows)
+        _purge_scores(out, commits, rows, journal)
+        _purge_views(out, commits, rows, journal)
     drop = not is_planned(pool)
-    check_fence(pool, fence)
+    out.check()
     examples = {layout.pairs_part(int(part)): each for part, each in journal.examples.items()}
-    has_changes, check = examples or (drop and rows.files), partial(check_fence, pool, fence)
+    has_changes = examples or (drop and rows.files)
     if has_changes:
-        disk.remove(layout.parts)  # the footers of the parts have the same counts
+        out.remove(layout.parts)  # the footers of the parts have the same counts
 
     def purge_file(path: str) -> None:
         is_dropped = drop and path.startswith(layout.pairs)
-        purge_parquet(path, uids, is_dropped, examples.get(path, ()), check)
+        purge_parquet(out, path, uids, is_dropped, examples.get(path, ()))
 
     deque(in_threads(purge_file, sorted({*rows.files, *examples})), 0)
     if has_changes:
@@ -759,11 +738,11 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     recipe = recipe_of_pool(pool)
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
-    disk.remove(layout.progress_json)  # what the last build showed has names of hosts
+    out.remove(layout.progress_json)  # what the last build showed has names of hosts
     record = journal.record  # ended again after a kill, it has the same name
     name = f"{record.at.replace(':', '')}-{disk.content_hash(record.uids)}.json"
-    disk.write_json(disk.join(pool, PURGES, name), record, sealed=True)
-    disk.remove(_journal(pool))
+    out.write_json(disk.join(pool, PURGES, name), record, sealed=True)
+    out.remove(_journal(pool))
     return replaced
 
 
@@ -953,20 +932,22 @@ def _scored(layout: PoolLayout, name: str, purged: Mapping[int, Mask]) -> int:
 # --- shards, scores, views ------------------------------------------------------------------------
 
 
-def _purge_shards(pool: str, rows: FoundRows, fence: int | None) -> tuple[Commits, int]:
+def _purge_shards(out: PoolWriter, rows: FoundRows) -> tuple[Commits, int]:
     """Replace every shard that has content of these rows: (what is committed then, how many).
 
     A shard is forgotten by the index before its record is replaced, and added again with the new
     record: a reader of the open index reads the record itself in between.
     """
     replaced = 0
-    check = partial(check_fence, pool, fence)
-    with IndexWriter(pool, check=check) as index, ThreadPoolExecutor(THREADS) as threads:
+    with (
+        IndexWriter(out.pool, check=out.check) as index,
+        ThreadPoolExecutor(THREADS) as threads,
+    ):
         before = index.commits
         index.forget(rows.shards)
 
         def purge(shard: int) -> CommitRecord | None:
-            return purge_shard(pool, before.record(shard), rows.shards[shard], fence)
+            return purge_shard(out, before.record(shard), rows.shards[shard])
 
         for shard, record in zip(rows.shards, threads.map(purge, rows.shards), strict=True):
             index.add(record or before.record(shard))
@@ -974,12 +955,11 @@ def _purge_shards(pool: str, rows: FoundRows, fence: int | None) -> tuple[Commit
     return index.commits, replaced
 
 
-def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
+def _purge_scores(out: PoolWriter, commits: Commits, rows: FoundRows, journal: Journal) -> None:
     """Remove the rows from the score sets, and bring their documents up to date."""
-    layout = PoolLayout(commits.pool)
     for name, scored_before in journal.scored.items():
-        scored = purge_scores(commits.pool, name, rows.shards, commits, fence)
-        path = layout.score_set_json(name)
+        scored = purge_scores(out, name, rows.shards, commits)
+        path = out.layout.score_set_json(name)
         if not disk.exists(path):
             continue
         document = read_document(path, ScoreSetDocument)
@@ -991,15 +971,15 @@ def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: in
                 stored=commits.totals.stored,
                 scored=document.scored - scored_before + scored,
             )
-            disk.write_json(path, document, sealed=True)
+            out.write_json(path, document, sealed=True)
 
 
-def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
+def _purge_views(out: PoolWriter, commits: Commits, rows: FoundRows, journal: Journal) -> None:
     """Remove the rows from the masks, and bring the documents of the views up to date."""
-    layout = PoolLayout(commits.pool)
+    layout = out.layout
     old = _old(commits.pool)
     for view, decided in journal.views.items():
-        kept = purge_masks(commits.pool, view, rows.shards, fence)
+        kept = purge_masks(out, view, rows.shards)
         path = layout.view_json(view)
         if not disk.exists(path):
             continue
@@ -1008,12 +988,12 @@ def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int
         if is_frozen or (document.fingerprint == journal.fingerprint and view not in old):
             own = own_shards(document, commits) if is_frozen else commits
             changed = minus(document, decided, own.fingerprint)
-            disk.remove(layout.view_rules(view))
+            out.remove(layout.view_rules(view))
             shards, counts = view_shards(commits.pool, document)
             counts = counts.copy()
             counts[np.searchsorted(shards, list(kept))] = list(kept.values())
             table = write_view_shards(commits.pool, view, shards, counts)
             changed = replace(changed, shards=table)
-            disk.write_json(path, changed, sealed=True)
+            out.write_json(path, changed, sealed=True)
             document = changed
         remove_view_shards(commits.pool, view, document.shards.file)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,6 @@ from clipmill.manifests.commits import (
 )
 from clipmill.manifests.layout import (
     CommitRecord,
-    PoolLayout,
     shard_name,
 )
 from clipmill.manifests.schema import SOURCES, Pair, Recipe
@@ -35,7 +33,7 @@ from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
-from clipmill.pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
+from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, remove_uncommitted
 from clipmill.pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
 from clipmill.pipeline.pool.tars import index_tar, local_copy
 from clipmill.pipeline.progress.state import measure_commit
@@ -44,18 +42,12 @@ from clipmill.pipeline.progress.state import measure_commit
 # Makes the index of a pool anew.
 
 
-def reindex(pool: str, check: Callable[[], None] | None = None) -> Commits:
-    """Make the index of a pool anew from its commit records. Under the pool's lease; `check` raises
-    where another command has taken it over.
-
-    ValueError where there is no pool.
-    """
-    if not disk.exists(PoolLayout(pool).shards):
-        raise ValueError(f"{pool} has no shards/; is it the folder of a pool?")
-    commits = rebuild_index(pool, check)
-    if check is not None:
-        check()
-    write_row_index(commits)
+def reindex(out: PoolWriter) -> Commits:
+    """Make the index of a pool anew from its commit records. ValueError where there is no pool."""
+    if not disk.exists(out.layout.shards):
+        raise ValueError(f"{out.pool} has no shards/; is it the folder of a pool?")
+    commits = rebuild_index(out.pool, out.check)
+    write_row_index(out, commits)
     return commits
 
 
@@ -78,14 +70,14 @@ class Repair:
     left: tuple[str, ...]
 
 
-def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = None) -> Repair:
-    """Mend a pool, then verify it again. Under its lease. ValueError where there is no pool.
+def repair_pool(out: PoolWriter, *, engine: Engine = "inline") -> Repair:
+    """Mend a pool, then verify it again. ValueError where there is no pool.
 
     A damaged sidecar is rebuilt from its tar and the plan; the rows of a damaged tar are fetched
     again; a commit record comes from the index, the index from the commit records. Score columns
     and masks that are damaged are removed. Adopted shards, pairs and uids are only named.
     """
-    damages, _ = find_damages(pool, engine=engine)
+    damages, _ = find_damages(out.pool, engine=engine)
     done: list[str] = []
     before: list[Damage] = []
     # What is behind a damaged record or sidecar is seen when that is mended.
@@ -93,26 +85,27 @@ def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = Non
         wrong = [damage for damage in damages if not damage.is_stale]
         if not wrong or wrong == before:
             break
-        lines = _mend(pool, wrong, engine, fence)
+        lines = _mend(out, wrong, engine)
         done += [line for line in lines if line not in done]
         before = wrong
-        damages, _ = find_damages(pool, engine=engine)
+        damages, _ = find_damages(out.pool, engine=engine)
     if not done:  # a repair that was killed at its end has left files, and no damage
-        check_fence(pool, fence)
-        remove_uncommitted_of(pool, [damage for damage in damages if not damage.is_stale])
+        out.check()
+        remove_uncommitted_of(out.pool, [damage for damage in damages if not damage.is_stale])
     return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
 
 
-def _mend(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> list[str]:
+def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]:
     """Mend what can be seen of the damages; a line for each thing that was done."""
-    done = list(_records(pool, wrong, fence))
+    pool = out.pool
+    done = list(_records(out, wrong))
     if done or any(damage.kind == "index" for damage in wrong):
-        rebuild_index(pool, partial(check_fence, pool, fence))
+        rebuild_index(pool, out.check)
         done.append("index: made anew from the commit records")
     remove_uncommitted_of(pool, wrong)
-    done += _shards(pool, wrong, engine, fence)
-    done += _aligned_files(pool, wrong, fence)
-    done += _documents(pool, wrong)
+    done += _shards(out, wrong, engine)
+    done += _aligned_files(out, wrong)
+    done += _documents(out, wrong)
     recipe = _recipe(pool)
     if done and recipe is not None:
         write_pool_json(pool, recipe, {})
@@ -140,35 +133,34 @@ def _recipe(pool: str) -> Recipe | None:
         return None
 
 
-def _documents(pool: str, wrong: Sequence[Damage]) -> Iterator[str]:
+def _documents(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
     """Remove what can be made anew of the documents of the pool as a whole."""
     damaged = {damage.name for damage in wrong if damage.kind == "document"}
     if "parts.parquet" in damaged:
-        disk.remove(PoolLayout(pool).parts)
+        out.remove(out.layout.parts)
         yield "parts.parquet: removed; the footers of the pairs say the same"
-    if "pool.json" in damaged and _recipe(pool) is not None:
+    if "pool.json" in damaged and _recipe(out.pool) is not None:
         yield "pool.json: written again, without the times of earlier builds"
 
 
 # --- commit records -------------------------------------------------------------------------------
 
 
-def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+def _records(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
     """Write damaged commit records again from the index.
 
     A shard that the index does not have loses its record: the build fetches it again.
     """
     damaged = [each.shard for each in wrong if each.kind == "record" and each.shard is not None]
-    indexed = _indexed(pool) if damaged else None
+    indexed = _indexed(out.pool) if damaged else None
     for shard in damaged:
-        path = PoolLayout(pool).commit_record(shard)
+        path = out.layout.commit_record(shard)
         record = None if indexed is None else indexed.get(shard)
-        check_fence(pool, fence)
         if record is not None:
-            disk.write_json(path, record, sealed=True)
+            out.write_json(path, record, sealed=True)
             yield f"{shard_name(shard)}: commit record written again from the index"
         else:
-            disk.remove(path)
+            out.remove(path)
             yield (
                 f"{shard_name(shard)}: commit record removed, the index does not have it; "
                 "run clipmill build with the pool's recipe again"
@@ -187,8 +179,9 @@ def _indexed(pool: str) -> Commits | None:
 # --- sidecars and tars ----------------------------------------------------------------------------
 
 
-def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> Iterator[str]:
+def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterator[str]:
     """Replace every shard with a damaged sidecar or tar."""
+    pool = out.pool
     tars = {damage.shard for damage in wrong if damage.kind == "tar"}
     sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
     fetched = sorted(shard for shard in tars if shard is not None)
@@ -202,40 +195,38 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
             fetched = []
     if not fetched and not rebuilt:
         return
-    with IndexWriter(pool, check=partial(check_fence, pool, fence)) as index:
+    with IndexWriter(pool, check=out.check) as index:
         own = [shard for shard in [*fetched, *rebuilt] if not index.commits.record(shard).adopted]
         index.forget(own)
         for shard in rebuilt:
             if shard in own:
-                record, lost = rebuild_sidecar(pool, shard, recipe, fence)
+                record, lost = rebuild_sidecar(out, shard, recipe)
                 index.add(record)
                 line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
                 more = f"; {lost} rows that are not stored have the reason {LOST}: "
                 yield f"{line}{more}`build --retry transient`" if lost else line
         todo = [shard for shard in fetched if shard in own]
         if todo and recipe is not None and is_planned(pool):
-            yield from _fetch_again(pool, recipe, contents, todo, index, engine, fence)
+            yield from _fetch_again(out, recipe, contents, todo, index, engine)
 
 
 def _fetch_again(
-    pool: str,
+    out: PoolWriter,
     recipe: Recipe,
     contents: Mapping[str, Mapping[str, Any]],
     shards: Sequence[int],
     index: IndexWriter,
     engine: Engine,
-    fence: int | None,
 ) -> Iterator[str]:
     """Fetch every row of some shards again, as a build does."""
-    plan = read_plan(pool)
+    plan = read_plan(out.pool)
     config: dict[str, Any] = {
-        "pool": pool,
+        **out.config(),
         "fetch": disk.to_plain(recipe.fetch),
         "source_kind": recipe.source.kind,
         "image_column": recipe.source.image_column,
         "contents": contents,
         "extra_columns": recipe.sidecar_extra,
-        "fence": fence,
         "decoders": 1,
         "replace": True,
     }
@@ -250,7 +241,7 @@ def _fetch_again(
     for task, reason in report.failed.items():
         yield f"{shard_name(failed.pop(task))}: could not be fetched again: {reason}"
     for shard in failed.values():
-        record = read_commit_record(pool, shard)
+        record = read_commit_record(out.pool, shard)
         assert record is not None
         yield (
             f"{shard_name(shard)}: fetched again: {record.successes} of {record.count} rows are "
@@ -258,24 +249,21 @@ def _fetch_again(
         )
 
 
-def rebuild_sidecar(
-    pool: str, shard: int, recipe: Recipe | None, fence: int | None
-) -> tuple[CommitRecord, int]:
+def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple[CommitRecord, int]:
     """Rebuild the sidecar of a shard from the JSON members of its tar and the plan.
 
     Returns the new record, and how many rows have lost their outcome: those that are neither stored
     nor purged, unless all ended with one reason, which the commit record has.
     """
-    layout = PoolLayout(pool)
-    record = read_commit_record(pool, shard)
+    record = read_commit_record(out.pool, shard)
     assert record is not None
     schema = with_extra(SIDECAR, recipe.sidecar_extra if recipe is not None else {})
-    rows = _stored_rows(layout.tar(record), schema.names)
+    rows = _stored_rows(out.layout.tar(record), schema.names)
     reason = next(iter(record.reasons)) if len(record.reasons) == 1 else LOST
     pairs: list[Pair] = []
     retried: list[str | None] = []
     if len(rows) < record.count:
-        pairs, retried = read_shard(pool, shard)
+        pairs, retried = read_shard(out.pool, shard)
     complete, lost = [], 0
     for position in range(record.count):
         key = row_key(shard, position)
@@ -291,7 +279,7 @@ def rebuild_sidecar(
         complete.append({**outcome_row(values, schema, stored=False), "key": key})
         lost += row_reason == LOST
     table = pa.Table.from_pylist(complete, schema=schema)
-    return replace_shard(pool, shard, table, fence=fence), lost
+    return replace_shard(out, shard, table), lost
 
 
 def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -315,11 +303,11 @@ def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 # --- score columns and masks ----------------------------------------------------------------------
 
 
-def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+def _aligned_files(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
     """Remove damaged score columns and masks, and then the document that makes them complete: what
     has none is not looked at by the next repair. The other columns of a bundle stay.
     """
-    layout = PoolLayout(pool)
+    layout = out.layout
     sets: dict[str, set[int]] = {}
     views: set[str] = set()
     for damage in wrong:
@@ -329,36 +317,33 @@ def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Ite
                 shards.add(damage.shard)
         elif damage.kind in ("mask", "view") and damage.name is not None:
             views.add(damage.name)
-    check_fence(pool, fence)
     for name, shards in sorted(sets.items()):
         by_bundle: dict[str, set[int]] = {}
         for shard in shards:
             by_bundle.setdefault(layout.score_bundle(name, shard), set()).add(shard)
         for path, of_bundle in by_bundle.items():
-            _keep_others(path, of_bundle, partial(check_fence, pool, fence))
-        disk.remove(layout.score_set_json(name))
+            _keep_others(out, path, of_bundle)
+        out.remove(layout.score_set_json(name))
         yield f"scores/{name}: damaged columns removed; run clipmill score on this pool again"
     for name in sorted(views):
         folder = disk.join(layout.views, name)
-        for file in disk.list_names(folder):
-            disk.remove(disk.join(folder, file))
-        disk.remove(layout.view_json(name))
+        out.remove(*(disk.join(folder, file) for file in disk.list_names(folder)))
+        out.remove(layout.view_json(name))
         yield f"views/{name}: damaged files removed; run clipmill filter on this pool again"
 
 
-def _keep_others(path: str, shards: set[int], check: Callable[[], None]) -> None:
+def _keep_others(out: PoolWriter, path: str, shards: set[int]) -> None:
     """Remove the columns of some shards from a bundle; all of it where its footer is damaged."""
     try:
         bundle = Bundle(path)
     except FileNotFoundError:
         return
     except ValueError:
-        disk.remove(path)
+        out.remove(path)
         return
     with staged_file(path, alone=True) as staged:
         with BundleWriter(staged, bundle.schema) as writer:
             for name in bundle.shards:
                 if int(name) not in shards:
                     writer.add(name, bundle.read(name), bundle.metadata(name))
-        check()
-        disk.publish(staged, path)
+        out.publish(staged, path)

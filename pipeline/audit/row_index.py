@@ -25,7 +25,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.shuffle import select, stream
 
@@ -48,16 +48,16 @@ class Located:
     is_guess: bool = False  # if no row of `shards` fits, any shard may have one
 
 
-def write_row_index(commits: Commits) -> int:
-    """Write the table anew, and return its number of entries. Under the pool's lease."""
-    disk.remove(_path(commits.pool))
-    return _add(commits, commits.shards, None, None)
+def write_row_index(out: PoolWriter, commits: Commits) -> int:
+    """Write the table anew, and return its number of entries."""
+    out.remove(_path(out.pool))
+    return _add(out, commits, commits.shards, None)
 
 
-def extend_row_index(commits: Commits, fence: int | None = None) -> int:
+def extend_row_index(out: PoolWriter, commits: Commits) -> int:
     """Add the shards that the table lacks; returns its number of entries, 0 where it has all.
 
-    Under the pool's lease. A small pool without a table gets none. A table that cannot be extended
+    A small pool without a table gets none. A table that cannot be extended
     is a warning: it is only a help, and `locate` knows which shards it has.
     """
     try:
@@ -68,7 +68,7 @@ def extend_row_index(commits: Commits, fence: int | None = None) -> int:
         return 0
     missing = commits.shards[~_covered(ranges, commits.shards)]
     try:
-        return _add(commits, missing, ranges, fence) if len(missing) else 0
+        return _add(out, commits, missing, ranges) if len(missing) else 0
     except (OSError, pa.ArrowException) as error:
         logger.warning(
             "the table of rows was not extended, `audit explain` will be slow: %s", error
@@ -143,7 +143,7 @@ def _hash_of(name: str) -> int | None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _add(commits: Commits, shards: Integers, ranges: Integers | None, fence: int | None) -> int:
+def _add(out: PoolWriter, commits: Commits, shards: Integers, ranges: Integers | None) -> int:
     """Write the table with some shards more than those of `ranges`, which are in it already; None
     begins it anew. Returns its number of entries."""
     path = _path(commits.pool)
@@ -179,8 +179,7 @@ def _add(commits: Commits, shards: Integers, ranges: Integers | None, fence: int
             for batch in select("SELECT * FROM rows ORDER BY hash, shard", ROW_GROUP, rows=rows):
                 writer.write_batch(batch)
                 count += batch.num_rows
-        check_fence(commits.pool, fence)
-        disk.publish(staged, path)
+        out.publish(staged, path)
     return count
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -48,8 +47,7 @@ from clipmill.pipeline.crawl.parts import (
 from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
-from clipmill.pipeline.pool.lease import check_fence
-from clipmill.pipeline.pool.shard_writer import publish_new
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.state import measure_links
 from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 
@@ -81,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 
 def commit(
-    pool: str,
+    out: PoolWriter,
     ids: Sequence[str],
     extra_columns: dict[str, str],
     engine: Engine,
@@ -89,25 +87,22 @@ def commit(
     counts: Integers,
     base: int = 0,
     workers: int | None = None,
-    fence: int | None = None,
 ) -> dict[str, str]:
     """Write the final parts of extracted ones. Returns {task: error}: {} where all are there.
 
     `counts` (parts,) is the number of pairs of each part, of which the first `base` are final.
-    fence: that of the lease.
     """
     total = int(counts.sum())
     rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
     partitions = max(1, -(-total // ROWS_PER_PARTITION))
     config: Config = {
-        "pool": pool,
+        **out.config(),
         "job": disk.content_hash([list(ids), rows, partitions, *([base] if base else [])]),
         "base": base,
         "partitions": partitions,
         "blocks": -(-total // rows),
         "parts": len(ids),
         "extra_columns": extra_columns,
-        "fence": fence,
     }
     engine = "inline" if total <= FEW else engine
     logger.info("%d pairs are compared in %d partitions", total, partitions)
@@ -116,7 +111,7 @@ def commit(
 
     first_parts = base + np.unique(bounds[base:-1] // rows, return_index=True)[1]
     ends = [*first_parts[1:].tolist(), len(ids)]
-    some_are_done = bool(disk.list_names(PoolLayout(pool).pairs, ".parquet"))
+    some_are_done = bool(disk.list_names(out.layout.pairs, ".parquet"))
 
     def block(number: int) -> dict[str, Any]:
         first, end = number * rows, min((number + 1) * rows, total)
@@ -142,12 +137,12 @@ def commit(
 
 def _remove_parts_of_others(config: Config) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
-    pool = config["pool"]
-    paths = [disk.join(PoolLayout(pool).pairs, name) for name in _names_from(pool, config["base"])]
+    out = PoolWriter.of_config(config)
+    names = _names_from(out.pool, config["base"])
+    paths = [disk.join(out.layout.pairs, name) for name in names]
     for path, footer in zip(paths, in_threads(disk.read_metadata, paths, THREADS), strict=True):
         if footer.get("job") != config["job"]:
-            check_fence(pool, config["fence"])
-            disk.remove(path)
+            out.remove(path)
 
 
 def _names_from(pool: str, base: int) -> list[str]:
@@ -188,14 +183,9 @@ def _repeated(config: Config) -> Exchange:
 
 
 def _exchange(config: Config, name: str, files: int) -> Exchange:
-    folder = PoolLayout(config["pool"]).extracted
-    return Exchange(
-        pool=config["pool"],
-        folder=folder,
-        name=f"{name}-{config['job']}",
-        files=files,
-        fence=config.get("fence"),
-    )
+    out = PoolWriter.of_config(config)
+    name = f"{name}-{config['job']}"
+    return Exchange(out=out, folder=out.layout.extracted, name=name, files=files)
 
 
 # --- scatter ---------------------------------------------------------------------------------
@@ -303,8 +293,8 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
             "uids": digest.hexdigest(),
         }
         writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-    pool = config["pool"]
-    publish_new(pool, staged, PoolLayout(pool).pairs_part(part), config.get("fence"))
+    out = PoolWriter.of_config(config)
+    out.publish_new(staged, out.layout.pairs_part(part))
 
 
 def _batches_of(path: str, count: int, rows: Integers) -> Iterator[pa.RecordBatch]:
@@ -332,11 +322,10 @@ STAGED: dict[str, Any] = {
 
 def crawl(
     source: Source,
-    pool: str,
+    out: PoolWriter,
     engine: Engine,
     *,
     workers: int | None = None,
-    fence: int | None = None,
 ) -> dict[str, Any]:
     """The pairs of a source without repetitions. Totals {links, pairs, reasons, damaged_records,
     parts, failed}.
@@ -344,9 +333,10 @@ def crawl(
     `failed` names parts that could not be read, and why; then no pairs are committed, and the next
     call reads only those again. ValueError where the source cannot be read as it is described, or
     the pool holds pairs of another source, or of this one before its files changed; LeaseLost where
-    another command has taken the lease over. fence: that of the lease.
+    another command has taken the lease over.
     """
-    check_fence(pool, fence)
+    out.check()
+    pool = out.pool
     final, paths = _known_parts(pool, source)
     base, new = len(final), paths[len(final) :]
     ids = [*final["source_id"].to_pylist(), *(source_id(source, path) for path in new)]
@@ -355,28 +345,19 @@ def crawl(
     if new:
         counts = np.full(len(paths), -1, np.int64)
         counts[:base] = final["pairs"].to_numpy()
-        failed = _extract_parts(source, pool, paths, ids, counts, base, engine, workers, fence)
+        failed = _extract_parts(source, out, paths, ids, counts, base, engine, workers)
         if not failed:
-            failed = commit(
-                pool,
-                ids,
-                source.extra_columns,
-                engine,
-                counts=counts,
-                base=base,
-                workers=workers,
-                fence=fence,
-            )
-            check_fence(pool, fence)
+            extra = source.extra_columns
+            failed = commit(out, ids, extra, engine, counts=counts, base=base, workers=workers)
+            out.check()
             final = PARTS.empty_table() if failed else write_parts(pool)
         if base and not failed:
             _say_what_grew(final, base)
     elif stored_table(pool, base) is None:  # a crawl was killed before it wrote the table
         final = write_parts(pool)
     if not failed:
-        extracted = PoolLayout(pool).extracted
-        left = [disk.join(extracted, name) for name in disk.list_names(extracted)]
-        deque(in_threads(disk.remove, left, THREADS), 0)
+        extracted = out.layout.extracted
+        out.remove(*(disk.join(extracted, name) for name in disk.list_names(extracted)))
     totals = part_totals(PARTS.empty_table() if failed else final)
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
@@ -407,22 +388,21 @@ def _content_alone(content: Mapping[str, Any]) -> Any:
 
 def _extract_parts(
     source: Source,
-    pool: str,
+    out: PoolWriter,
     paths: Sequence[str],
     ids: Sequence[str],
     counts: Integers,
     base: int,
     engine: Engine,
     workers: int | None,
-    fence: int | None,
 ) -> dict[str, str]:
     """Read the parts behind the first `base` that are not extracted yet. Returns {path: error} of
     those that failed, and sets the (parts,) pairs of the others in `counts`."""
-    counts[base:] = _extracted_counts(source, pool, paths, base)
+    counts[base:] = _extracted_counts(source, out, paths, base)
     todo = np.flatnonzero(counts < 0)
     if len(todo):
         reader_of(source).check(paths[todo[0]], source)
-        _remove_derived(pool, base, fence)
+        _remove_derived(out, base)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
 
     def one_part(number: int) -> dict[str, Any]:
@@ -433,36 +413,35 @@ def _extract_parts(
     def count(name: str, result: dict[str, Any]) -> None:
         counts[_number(name)] = result["pairs"]
 
-    config = {"pool": pool, "source": disk.to_plain(source), "fence": fence}
+    config = {**out.config(), "source": disk.to_plain(source)}
     stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
     return {paths[_number(name)]: text for name, text in report.failed.items()}
 
 
-def _remove_derived(pool: str, base: int, fence: int | None) -> None:
+def _remove_derived(out: PoolWriter, base: int) -> None:
     """Remove what was derived from the parts behind the first `base`, before some of them are read
     again."""
-    layout = PoolLayout(pool)
+    layout = out.layout
     names = disk.list_names(layout.extracted)
     paths = [disk.join(layout.extracted, name) for name in names if not PART_NAME.fullmatch(name)]
-    paths += [disk.join(layout.pairs, name) for name in _names_from(pool, base)]
-    check_fence(pool, fence)
-    deque(in_threads(disk.remove, paths, THREADS), 0)
+    paths += [disk.join(layout.pairs, name) for name in _names_from(out.pool, base)]
+    out.remove(*paths)
 
 
 def _number(name: str) -> int:
     return int(name.removeprefix("part-"))
 
 
-def _extracted_counts(source: Source, pool: str, paths: Sequence[str], base: int) -> Integers:
+def _extracted_counts(source: Source, out: PoolWriter, paths: Sequence[str], base: int) -> Integers:
     """(parts - base,) the pairs of each part that is extracted already; -1 of the others.
 
     A part that was extracted from a file that has changed since is removed.
     """
-    names = set(disk.list_names(PoolLayout(pool).extracted, ".parquet"))
+    names = set(disk.list_names(out.layout.extracted, ".parquet"))
 
     def count(number: int) -> int:
-        part = extracted(pool, number)
+        part = extracted(out.pool, number)
         if part.rpartition("/")[2] not in names:
             return -1
         metadata = disk.read_metadata(part)
@@ -470,7 +449,7 @@ def _extracted_counts(source: Source, pool: str, paths: Sequence[str], base: int
         content = metadata["content"]
         if is_source and reader_of(source).is_unchanged(paths[number], source, content):
             return int(metadata["pairs"])
-        disk.remove(part)
+        out.remove(part)
         return -1
 
     counts = in_threads(count, range(base, len(paths)), THREADS)
@@ -483,7 +462,7 @@ def _extracted_counts(source: Source, pool: str, paths: Sequence[str], base: int
 def extract(config: dict[str, Any]) -> Work:
     """Factory of the stage: a ticket's file becomes POOL/pairs/.extracted/part-k.parquet."""
     source: Source = disk.from_plain(Source, config["source"])
-    schema = with_extra(PAIRS, source.extra_columns)
+    out, schema = PoolWriter.of_config(config), with_extra(PAIRS, source.extra_columns)
     reader = reader_of(source)
 
     def work(ticket: Ticket) -> dict[str, Any]:
@@ -507,8 +486,7 @@ def extract(config: dict[str, Any]) -> Work:
                     "examples": counts.examples,
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            path = extracted(config["pool"], ticket.payload["number"])
-            publish_new(config["pool"], staged, path, config.get("fence"))
+            out.publish_new(staged, extracted(out.pool, ticket.payload["number"]))
         return {"links": totals["links"], "pairs": totals["pairs"]}
 
     return work

@@ -25,7 +25,7 @@ from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.images import header
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import limits_of
-from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
 from clipmill.pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
 from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
 from clipmill.pipeline.shuffle import THREADS
@@ -516,10 +516,12 @@ def _tars_at(path: str) -> list[str]:
 
 
 def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "fence": of the lease}; of `fetch` the
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "fence": of `PoolWriter`}; of `fetch`
+    the
     limits on an image's size apply.
     """
-    pool = str(config["pool"])
+    out = PoolWriter.of_config(config)
+    pool = out.pool
     settings: Fetch = disk.from_plain(Fetch, config.get("fetch", {}))
 
     def work(ticket: Ticket) -> dict[str, Any]:
@@ -544,7 +546,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         for row, values in enumerate(rows):
             values["key"] = f"{number:05d}{row:0{width}d}"
         record = publish_shard(
-            pool,
+            out,
             number,
             rows,
             TarFile(name=tar, bytes=size, sha256=sha256, stamp=stamp),
@@ -552,7 +554,6 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
             group=ticket.group,
             duration_s=time.monotonic() - started,
             schema=schema,
-            fence=config.get("fence"),
         )
         return dict(disk.to_plain(record))
 

@@ -29,6 +29,7 @@ from clipmill.pipeline.fetch.request import OptoutPolicy, signals
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import as_it_is, boxes_of, limits_of
 from clipmill.pipeline.planning.plan_files import read_ticket
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from clipmill.pipeline.progress.state import measure_commit
@@ -165,7 +166,7 @@ LAST_LINES = 8
 logger = logging.getLogger(__name__)
 
 
-def img2dataset_stage(pool: str, recipe: Recipe, fence: int | None = None) -> Stage:
+def img2dataset_stage(out: PoolWriter, recipe: Recipe) -> Stage:
     """The stage fetch with this engine; says once what it will not do. ValueError where the recipe
     asks too much.
     """
@@ -181,10 +182,9 @@ def img2dataset_stage(pool: str, recipe: Recipe, fence: int | None = None) -> St
         else f"; sha256 stays empty beside {recipe.fetch.compute_hash}",
     )
     config = {
-        "pool": pool,
+        **out.config(),
         "fetch": disk.to_plain(recipe.fetch),
         "extra_columns": recipe.sidecar_extra,
-        "fence": fence,
     }
     return Stage(name="fetch", work=download, config=config, measure=measure_commit)
 
@@ -236,7 +236,7 @@ def download(config: dict[str, Any]) -> Work:
     """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns", "fence"}. ValueError
     where the interpreter has no img2dataset.
     """
-    pool, fence = config["pool"], config.get("fence")
+    out = PoolWriter.of_config(config)
     settings: Fetch = disk.from_plain(Fetch, config["fetch"])
     extra_columns = config.get("extra_columns") or {}
     python = settings.img2dataset_python or sys.executable
@@ -251,7 +251,7 @@ def download(config: dict[str, Any]) -> Work:
         started = round(time.time() * 1000)
         with (
             disk.scratch_folder("clipmill-img2dataset-") as folder,
-            ShardWriter(pool, number, ticket.id, ticket.group, extra_columns, fence) as writer,
+            ShardWriter(out, number, ticket.id, ticket.group, extra_columns) as writer,
         ):
 
             def add(

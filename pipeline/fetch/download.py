@@ -25,7 +25,6 @@ from clipmill.manifests.columns import STORED
 from clipmill.manifests.content import is_unchanged
 from clipmill.manifests.hashes import KnownBad
 from clipmill.manifests.identity import manners_of
-from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import SOURCES, Fetch, Pair
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
@@ -40,7 +39,7 @@ from clipmill.pipeline.images.transform import (
     limits_of,
 )
 from clipmill.pipeline.planning.plan_files import read_ticket
-from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.progress.state import Measure, WorkerReport
 from clipmill.pipeline.table_files import image_rows, row_of_address
@@ -64,7 +63,7 @@ class Downloader:
         """The factory of the stage. `config`: {"pool", "fetch": plain Fetch, "source_kind",
         "image_column" and "contents" (`contents_of_rows`) of a source of kind image_table,
         "decoders": child processes per worker (default: one per core), "extra_columns":
-        Recipe.sidecar_extra, "fence": of the lease, "replace": fetch committed shards again}.
+        Recipe.sidecar_extra, "fence": of `PoolWriter`, "replace": fetch committed shards again}.
         ValueError for settings that cannot work.
         """
         settings: Fetch = disk.from_plain(Fetch, config["fetch"])
@@ -74,11 +73,11 @@ class Downloader:
             self.image_column, self.contents = config["image_column"], config["contents"]
         if self.images == "web":
             user_agent(settings)
-        self.pool, self.settings = config["pool"], settings
+        self.out, self.settings = PoolWriter.of_config(config), settings
         self.manners = manners_of(settings) if self.images == "web" else None
         self.children: int = config.get("decoders") or os.cpu_count() or 1
         self.extra_columns = config.get("extra_columns") or {}
-        self.fence, self.replace = config.get("fence"), bool(config.get("replace"))
+        self.replace = bool(config.get("replace"))
         self.known_bad = None
         if settings.known_bad is not None:
             self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
@@ -96,11 +95,11 @@ class Downloader:
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard, written now or by an earlier run."""
         number = int(ticket.payload["shard"])
-        record = None if self.replace else read_commit_record(self.pool, number)
+        record = None if self.replace else read_commit_record(self.out.pool, number)
         if record is not None:
             if record.task != ticket.id:
                 raise ValueError(
-                    f"{PoolLayout(self.pool).commit_record(number)} was written for task "
+                    f"{self.out.layout.commit_record(number)} was written for task "
                     f"{record.task}, the plan has {ticket.id} there: the pool's plan was changed; "
                     "build into another folder"
                 )
@@ -109,7 +108,7 @@ class Downloader:
         counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
             with ShardWriter(
-                self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
+                self.out, number, ticket.id, ticket.group, self.extra_columns
             ) as writer:
                 work = asyncio.run_coroutine_threadsafe(
                     self._collect(pairs, retried, writer, counts), self._loop

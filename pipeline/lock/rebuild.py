@@ -17,7 +17,6 @@ import xxhash
 from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
-from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import DriftDocument, ViewDocument
 from clipmill.manifests.schema import (
     SOURCES,
@@ -30,7 +29,7 @@ from clipmill.manifests.schema import (
 from clipmill.pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
 from clipmill.pipeline.planning.plan_files import is_planned, lock_of_plan
 from clipmill.pipeline.planning.planner import write_given_plan
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.shuffle import (
     BATCH_ROWS,
     KEY,
@@ -56,11 +55,10 @@ MISSING = "missing"  # outcome of a row whose shard is not committed
 KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
 
 
-def write_drift(commits: Commits, lock: LockFile, fence: int | None = None) -> DriftDocument:
+def write_drift(out: PoolWriter, commits: Commits, lock: LockFile) -> DriftDocument:
     """Compare a pool with its lock and write drift.json."""
     document = count_drift(commits, lock)
-    check_fence(commits.pool, fence)
-    disk.write_json(PoolLayout(commits.pool).drift_json, document)
+    out.write_json(out.layout.drift_json, document)
     return document
 
 
@@ -246,21 +244,20 @@ def recipe_of_lock(path: str, settings: Sequence[str] = ()) -> Recipe:
     return reader.check_values(values, Recipe, path)
 
 
-def write_lock_plan(pool: str, recipe: Recipe, fence: int | None = None) -> None:
+def write_lock_plan(out: PoolWriter, recipe: Recipe) -> None:
     """Plan the rows of a lock, shard by shard as they were, or check the plan that is there.
 
     ValueError where the pool was begun from something else, or with other settings; LeaseLost where
     another command has taken the lease over.
     """
-    lock = lock_of(recipe)
+    lock, pool = lock_of(recipe), out.pool
     planned = lock_of_plan(pool)
     if planned is None:
-        layout = PoolLayout(pool)
-        has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
+        has_pairs = bool(disk.list_names(out.layout.pairs, ".parquet"))
         if is_planned(pool) or has_pairs or len(read_commits(pool, [])):
             raise ValueError(f"{pool} was built from another source: build into another folder")
         shards = _planned_shards(lock, recipe)
-        write_given_plan(pool, recipe, shards, lock.head.id, lock.head.groups, fence)
+        write_given_plan(out, recipe, shards, lock.head.id, lock.head.groups)
         return
     remedy = f"build into another folder than {pool}"
     if planned[0] != lock.head.id:
@@ -371,27 +368,22 @@ class _Match:
 
 
 def write_same_rows(
-    pool: str,
-    paths: Sequence[str],
-    *,
-    view: str | None = None,
-    name: str | None = None,
-    fence: int | None = None,
+    out: PoolWriter, paths: Sequence[str], *, view: str | None = None, name: str | None = None
 ) -> SameRows:
     """Write the view of the rows that all these locks and the pool have.
 
     view: only the rows that this view keeps in every lock. name: of the new view. ValueError for
     locks that cannot be used or do not have that view, and where no row is left.
     """
-    commits = read_commits(pool)
+    commits = read_commits(out.pool)
     if not len(commits):
-        raise ValueError(f"{pool} has no committed shards; is it the folder of a pool?")
+        raise ValueError(f"{out.pool} has no committed shards; is it the folder of a pool?")
     locks = [LockFile(path) for path in paths]
-    return _write(commits, locks, {view: name or _default_name(view)}, fence)[0]
+    return _write(out, commits, locks, {view: name or _default_name(view)})[0]
 
 
 def write_locked_views(
-    commits: Commits, lock: LockFile, others: Sequence[str], fence: int | None = None
+    out: PoolWriter, commits: Commits, lock: LockFile, others: Sequence[str]
 ) -> list[SameRows]:
     """Write the views of a lock into a pool that was built from it, and ALL_ROWS.
 
@@ -401,7 +393,7 @@ def write_locked_views(
     for view in lock.head.views:
         if view not in (*others, ALL_ROWS):
             names[view] = view
-    return _write(commits, [lock], names, fence, skip_empty=True)
+    return _write(out, commits, [lock], names, skip_empty=True)
 
 
 def same_rows_lines(results: Sequence[SameRows]) -> list[str]:
@@ -426,10 +418,10 @@ def _where(locks: Sequence[LockFile], view: str | None) -> str:
 
 
 def _write(
+    out: PoolWriter,
     commits: Commits,
     locks: Sequence[LockFile],
     names: dict[str | None, str],
-    fence: int | None,
     *,
     skip_empty: bool = False,
 ) -> list[SameRows]:
@@ -455,14 +447,8 @@ def _write(
     for view, match in matches.items():
         if not match.different and view is not None and skip_empty:
             continue
-        document = write_selected_view(
-            commits,
-            names[view],
-            _where(locks, view),
-            match.rows,
-            match.rows_sha256,
-            fence,
-        )
+        where, rows_sha256 = _where(locks, view), match.rows_sha256
+        document = write_selected_view(out, commits, names[view], where, match.rows, rows_sha256)
         results[view] = _same_rows(document, match.in_locks - match.different + document.kept)
     return [results[view] for view in names if view in results]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,8 +42,7 @@ from clipmill.pipeline.planning.plan_files import (
     shard_id,
     shards_file,
 )
-from clipmill.pipeline.pool.lease import check_fence, read_sidecar
-from clipmill.pipeline.pool.shard_writer import publish_new
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 from clipmill.pipeline.table_files import row_of_address
 
@@ -223,13 +221,8 @@ Config = dict[str, Any]
 
 def exchange_of(config: Config) -> Exchange:
     """The files of a job between sort and merge."""
-    return Exchange(
-        pool=config["pool"],
-        folder=config["scratch"],
-        name=config["job"],
-        files=config["runs"],
-        fence=config["fence"],
-    )
+    out = PoolWriter.of_config(config)
+    return Exchange(out=out, folder=config["scratch"], name=config["job"], files=config["runs"])
 
 
 def plan_schema(config: Config) -> pa.Schema:
@@ -392,7 +385,7 @@ def merge_runs(config: Config) -> Work:
         ends = np.cumsum([0, *part["sizes"]]).tolist()
         shards = (rows.take(order.slice(start, end - start)) for start, end in pairwise(ends))
         with _shards_file(config, part, shards) as (staged, path):
-            publish_new(config["pool"], staged, path, config["fence"])
+            exchange.out.publish_new(staged, path)
         return {}
 
     return work
@@ -451,21 +444,15 @@ def settings_hash(fetch: Fetch) -> str:
 
 
 def write_plan(
-    pool: str,
-    recipe: Recipe,
-    *,
-    engine: Engine = "inline",
-    workers: int | None = None,
-    fence: int | None = None,
+    out: PoolWriter, recipe: Recipe, *, engine: Engine = "inline", workers: int | None = None
 ) -> Mapping[str, str]:
     """Plan the pairs of a pool, or check the plan that is there and plan those of the parts that
-    came since, as a round behind it. Returns {task: error}: {} where all are planned. fence: that
-    of the lease.
+    came since, as a round behind it. Returns {task: error}: {} where all are planned.
 
     ValueError where the plan was made of another recipe or of other pairs: it names what changed.
     LeaseLost where another command has taken the lease over.
     """
-    parts = read_parts(pool)
+    pool, parts = out.pool, read_parts(out.pool)
     if not len(parts):
         raise ValueError(f"{pool} has no pairs to plan; run the stage crawl first")
     expected = pc.max(parts["parts"]).as_py()
@@ -477,7 +464,7 @@ def write_plan(
     by_host = SOURCES[recipe.source.kind].images == "web"
     links = int(parts["pairs"].to_numpy().sum())
     groups = host_groups(links, recipe.fetch.rows_per_shard) if by_host else None
-    check_fence(pool, fence)
+    out.check()
     rounds, first = (read_rounds(pool) if is_planned(pool) else []), 0
 
     def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[Config, Config]:
@@ -487,7 +474,7 @@ def write_plan(
         metadata["parts"] = [first, first + len(some)]
         size = int(some["bytes"].to_numpy().sum())
         per_ticket = _rows_per_ticket(int(some["pairs"].to_numpy().sum()), size)
-        return metadata, _config(pool, recipe, metadata, first_shard, per_ticket)
+        return metadata, _config(out, recipe, metadata, first_shard, per_ticket)
 
     for each in rounds:
         if each.parts is None and each.number:
@@ -495,14 +482,13 @@ def write_plan(
         end = each.parts[1] if each.parts else len(parts)
         metadata, config = of_round(each.number, parts.slice(first, end - first), each.first_shard)
         check_unchanged(each.metadata, metadata, recipe, pool)
-        _remove_scratch(pool, config["job"])  # that of a round that was stopped stays
+        _remove_scratch(out, config["job"])  # that of a round that was stopped stays
         first = end
     if rounds and first == len(parts):
         return {}
     parts = parts.slice(first)
     planned = rounds[-1].first_shard + rounds[-1].shards if rounds else 0
     metadata, config = of_round(len(rounds), parts, planned)
-    config |= {"fence": fence}
     rows, per_ticket = parts["pairs"].to_numpy(), config["rows_per_file"]
     bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
 
@@ -516,34 +502,27 @@ def write_plan(
 
 
 def add_retries(
-    pool: str,
-    recipe: Recipe,
-    *,
-    engine: Engine = "inline",
-    workers: int | None = None,
-    fence: int | None = None,
+    out: PoolWriter, recipe: Recipe, *, engine: Engine = "inline", workers: int | None = None
 ) -> Mapping[str, str]:
     """Plan a further round that fetches the committed rows again whose outcome is transient.
-    Returns {task: error}. fence: as above.
+    Returns {task: error}.
 
     A row that an earlier round retries already is left out: it is still to come, or it has a key of
     its own. No round is written where no row is left.
     """
+    pool = out.pool
     plan, rounds, shards = read_plan(pool), read_rounds(pool), _shards_to_retry(pool)
     if not len(shards):
-        _remove_scratch(pool)
+        _remove_scratch(out)
         return {}
     number = len(rounds)
     inherited = ("version", "pairs", "recipe_hash", "recipe", "groups")
     metadata = {name: rounds[0].metadata[name] for name in inherited}
     metadata |= {"form": FORM, "round": number}
     rows = plan.rows[shards]
-    config = _config(pool, recipe, metadata, len(plan), ROWS_PER_TICKET)
-    config |= {
-        "rounds": [_round_plain(each) for each in rounds],
-        "fence": fence,
-    }
-    check_fence(pool, fence)
+    config = _config(out, recipe, metadata, len(plan), ROWS_PER_TICKET)
+    config["rounds"] = [_round_plain(each) for each in rounds]
+    out.check()
     config["job"] = disk.content_hash([config["job"], shards.tolist()])
     # Consecutive shards of about ROWS_PER_TICKET rows together.
     number_of = (np.cumsum(rows) - rows) // ROWS_PER_TICKET
@@ -564,12 +543,11 @@ def _round_plain(each: Round) -> dict[str, Any]:
 
 
 def write_given_plan(
-    pool: str,
+    out: PoolWriter,
     recipe: Recipe,
     shards: Iterable[tuple[int, pa.Table]],
     lock: str,
     groups: int | None,
-    fence: int | None = None,
 ) -> None:
     """Plan shards as a lock gives them: (host group, rows) of each, in the order of their numbers.
 
@@ -579,7 +557,7 @@ def write_given_plan(
     another command has taken the lease over.
     """
     metadata = {**_metadata(recipe, lock, groups), "lock": lock}
-    config = _config(pool, recipe, metadata, 0, ROWS_PER_TICKET) | {"fence": fence}
+    config = _config(out, recipe, metadata, 0, ROWS_PER_TICKET)
     waiting = iter(shards)
     first_shards: list[int] = []
     planned = rows = 0
@@ -602,8 +580,7 @@ def write_given_plan(
         with _shards_file(config, part, next_file(part), numbered=True) as (staged, path):
             if not part["sizes"]:
                 break
-            check_fence(pool, fence)
-            disk.publish(staged, path)
+            out.publish(staged, path)
         first_shards.append(planned)
         planned += len(part["sizes"])
     if not rows:
@@ -632,16 +609,19 @@ def _rows_per_ticket(rows: int, size: int) -> int:
 
 
 def _config(
-    pool: str, recipe: Recipe, metadata: Mapping[str, Any], first_shard: int, rows_per_file: int
+    out: PoolWriter,
+    recipe: Recipe,
+    metadata: Mapping[str, Any],
+    first_shard: int,
+    rows_per_file: int,
 ) -> Config:
     """What the tickets of a round need, JSON."""
-    folder = PoolLayout(pool).plan_round(metadata["round"])
     decides = [metadata["version"], metadata["pairs"], metadata["recipe"], metadata["groups"]]
     decides += [metadata["round"], first_shard, rows_per_file]
     return {
-        "pool": pool,
-        "folder": folder,
-        "scratch": disk.join(PoolLayout(pool).plan_round(0), ".shuffle"),
+        **out.config(),
+        "folder": out.layout.plan_round(metadata["round"]),
+        "scratch": _scratch(out.layout),
         "job": disk.content_hash(decides),
         "round": metadata["round"],
         "is_retry": bool(metadata["round"]) and "parts" not in metadata,
@@ -705,7 +685,7 @@ def _shuffle(
     for footer in exchange.footers():
         group_rows += footer["group_rows"]
     if not group_rows.sum() and config["is_retry"]:
-        _remove_scratch(config["pool"])
+        _remove_scratch(exchange.out)
         return {}
     config["bounds"] = cell_bounds(group_rows, config["rows_per_file"])
     cell_rows = group_rows
@@ -743,8 +723,8 @@ def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
         is_there = path.rpartition("/")[2] in names
         done.append(is_there and disk.read_metadata(path).get("job") == config["job"])
         if is_there and not done[-1]:
-            check_fence(config["pool"], config["fence"])
-            disk.remove(path)  # of a plan of other pairs that was not completed
+            # It is of a plan of other pairs that was not completed.
+            PoolWriter.of_config(config).remove(path)
     return np.array(done, dtype=bool)
 
 
@@ -754,10 +734,9 @@ def _commit(
     first_shards: Sequence[int],
 ) -> None:
     """Write shards.parquet and, of a round behind the first, retried.parquet; then plan.json."""
-    folder = config["folder"]
+    folder, out = config["folder"], PoolWriter.of_config(config)
     shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, len(first_shards))])
-    check_fence(config["pool"], config["fence"])
-    disk.write_parquet(disk.join(folder, "shards.parquet"), shards)
+    out.write_parquet(disk.join(folder, "shards.parquet"), shards)
     if config["round"]:
         _write_retried(config, len(first_shards))
     document = {
@@ -767,9 +746,8 @@ def _commit(
         "first_shard": config["first_shard"],
         "files": first_shards,  # of each file
     }
-    check_fence(config["pool"], config["fence"])
-    disk.write_json(plan_json(folder), document, sealed=True)
-    _remove_scratch(config["pool"])
+    out.write_json(plan_json(folder), document, sealed=True)
+    _remove_scratch(out)
     logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
 
 
@@ -797,12 +775,17 @@ def _write_retried(config: Config, files: int) -> None:
         ) as writer:
             for batch in keys:
                 writer.write_batch(batch)
-        disk.publish(staged, disk.join(config["folder"], "retried.parquet"))
+        path = disk.join(config["folder"], "retried.parquet")
+        PoolWriter.of_config(config).publish(staged, path)
 
 
-def _remove_scratch(pool: str, job: str = "") -> None:
+def _scratch(layout: PoolLayout) -> str:
+    """The folder of what sort and slice leave."""
+    return disk.join(layout.plan_round(0), ".shuffle")
+
+
+def _remove_scratch(out: PoolWriter, job: str = "") -> None:
     """Remove what sort and slice left, of one job or of all."""
-    folder = disk.join(PoolLayout(pool).plan_round(0), ".shuffle")
+    folder = _scratch(out.layout)
     names = [name for name in disk.list_names(folder) if name.startswith(f"run-{job}")]
-    paths = [disk.join(folder, name) for name in names]
-    deque(in_threads(disk.remove, paths, THREADS), 0)
+    out.remove(*(disk.join(folder, name) for name in names))

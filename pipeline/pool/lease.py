@@ -1,8 +1,9 @@
 """At most one command writes into a pool: a lease with an owner, renewals and a number (its fence).
 
 Whoever creates the claim file of the next fence has the lease; `lease.json` says who that is and is
-renewed. A worker that publishes compares the fence that it was given with that of `lease.json`, so
-that the workers of a command whose lease was taken over are refused.
+renewed. A command has a `PoolWriter` of its lease, and tickets carry it to the workers. It compares
+its fence with that of `lease.json` before it publishes, so that the workers of a command whose
+lease was taken over are refused.
 
 Clocks of the day may be wrong or set, so none decides that a lease may be taken over. On the
 machine of the owner its process decides, and the machine's monotonic clock. On another machine, or
@@ -24,15 +25,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR
-from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import (
     COMMIT_SUFFIX,
     CommitRecord,
@@ -210,6 +213,7 @@ def _written_here(header: bytes, shard: str) -> bool:
 LEASE_S = 60.0  # a lease that was not renewed for so long may be taken over
 RENEWALS = 3  # in that time
 POLL_S = 1.0  # between two looks of a command that waits for a lease
+REMOVERS = 16  # threads that remove files: a remote store answers each after about 30 ms
 MAX_COMMAND = 200  # characters of a command line that are kept
 logger = logging.getLogger(__name__)
 
@@ -246,32 +250,85 @@ class LeaseRecord:
     because: str  # why the owner could take it
 
 
-@dataclass(slots=True)
-class Lease:
-    """A lease that this process holds, or none (`fence` is None) on a folder without a pool."""
+@dataclass(frozen=True, slots=True)
+class PoolWriter:
+    """Writes into a pool under a lease: LeaseLost where another command has taken it over.
+
+    Plain data, which tickets carry from the command to its workers. Without a fence there is no
+    lease to lose: of a folder without a pool, or one that no other process knows.
+    """
 
     pool: str
-    record: LeaseRecord | None = None
-    lost: bool = False
-    _stop: threading.Event = field(default_factory=threading.Event)
+    fence: int | None = None  # the number of the lease
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> PoolWriter:
+        """The writer of a worker, from the config of its stage."""
+        return cls(config["pool"], config.get("fence"))
+
+    def config(self) -> dict[str, Any]:
+        """What the config of a stage has of it: {"pool", "fence"}."""
+        return {"pool": self.pool, "fence": self.fence}
 
     @property
-    def fence(self) -> int | None:
-        """What the workers compare before they publish."""
-        return None if self.record is None else self.record.fence
+    def layout(self) -> PoolLayout:
+        """The paths of the pool."""
+        return PoolLayout(self.pool)
 
     def check(self) -> None:
-        """LeaseLost where another command has taken the lease over."""
-        if self.lost:
-            raise LeaseLost(_lost_message(self.pool, self.fence, _read(self.pool)))
-        check_fence(self.pool, self.fence)
+        """LeaseLost where the lease is not the pool's last one."""
+        if self.fence is None:
+            return
+        there = _read(self.pool)
+        if there is None or there.fence != self.fence:
+            raise LeaseLost(_lost_message(self.pool, self.fence, there))
+
+    def publish(self, staged: Path, path: str) -> None:
+        """Give a finished local file its name; it takes the place of one that is there."""
+        self.check()
+        disk.publish(staged, path)
+
+    def publish_new(self, source: Path | bytes, path: str) -> None:
+        """Publish a file of a stage, a finished local file, which is moved, or its bytes.
+
+        A file that is there with the same content counts as success; FileExistsError with both
+        hashes where its content is another one.
+        """
+        self.check()
+        if isinstance(source, bytes):
+            disk.create_bytes(path, source)
+        else:
+            disk.create_file(source, path)
+            source.unlink()  # it may be the same file: who wrote into it again would change both
+
+    def write_json(self, path: str, document: object, *, sealed: bool = False) -> None:
+        """Write a document whole, see `disk.write_json`."""
+        self.check()
+        disk.write_json(path, document, sealed=sealed)
+
+    def write_parquet(self, path: str, table: pa.Table) -> None:
+        """Write a table whole."""
+        self.check()
+        disk.write_parquet(path, table)
+
+    def remove(self, *paths: str) -> None:
+        """Remove files, those of a list in some threads."""
+        self.check()
+        deque(in_threads(disk.remove, paths, REMOVERS), 0)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease that this process holds and renews."""
+
+    pool: str
+    record: LeaseRecord
+    _stop: threading.Event = field(default_factory=threading.Event)
 
     def renew(self) -> bool:
         """Move the end of the lease; False where another command has taken it over."""
-        assert self.record is not None
         there = _read(self.pool)
         if there is None or there.fence > self.record.fence:
-            self.lost = True
             return False
         self.record = dataclasses.replace(
             self.record, expires=time.time() + LEASE_S, uptime=time.monotonic()
@@ -284,7 +341,8 @@ class Lease:
         while not self._stop.wait(LEASE_S / RENEWALS):
             try:
                 if not self.renew():
-                    logger.error("%s", _lost_message(self.pool, self.fence, _read(self.pool)))
+                    fence = self.record.fence
+                    logger.error("%s", _lost_message(self.pool, fence, _read(self.pool)))
                     return
             except (OSError, ValueError) as error:  # the next renewal may work
                 logger.warning("the lease of %s could not be renewed: %s", self.pool, error)
@@ -294,39 +352,30 @@ class Lease:
         self._stop.set()
         thread.join()
         there = _read(self.pool)
-        if self.lost or there is None or there.fence != self.fence:
+        if there is None or there.fence != self.record.fence:
             return
         free = dataclasses.replace(there, owner=None, expires=0.0)
         disk.write_json(PoolLayout(self.pool).lease_json, free)
 
 
 @contextlib.contextmanager
-def hold_lease(pool: str, wait_s: float = 0.0, *, create: bool = False) -> Iterator[Lease]:
-    """Hold the lease of a pool while the body runs; LeaseHeld where another command has it.
+def hold_lease(pool: str, wait_s: float = 0.0, *, create: bool = False) -> Iterator[PoolWriter]:
+    """Hold the lease of a pool while the body writes; LeaseHeld where another command has it.
 
     `wait_s` is how long to wait for that one. Unless `create` is set, a folder without shards gets
     no lease: the body says itself what is missing.
     """
     if not create and not disk.exists(PoolLayout(pool).shards):
-        yield Lease(pool)
+        yield PoolWriter(pool)
         return
     lease = Lease(pool, _acquire(pool, wait_s))
     remove_partial_files(pool)
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)
     thread.start()
     try:
-        yield lease
+        yield PoolWriter(pool, lease.record.fence)
     finally:
         lease.give_back(thread)
-
-
-def check_fence(pool: str, fence: int | None) -> None:
-    """LeaseLost where the lease with this fence is not the pool's last one. None is not checked."""
-    if fence is None:
-        return
-    there = _read(pool)
-    if there is None or there.fence != fence:
-        raise LeaseLost(_lost_message(pool, fence, there))
 
 
 @dataclass(slots=True)
@@ -492,10 +541,10 @@ def _held_message(pool: str, record: LeaseRecord | None) -> str:
     )
 
 
-def _lost_message(pool: str, fence: int | None, record: LeaseRecord | None) -> str:
+def _lost_message(pool: str, fence: int, record: LeaseRecord | None) -> str:
     """`fence` is that of the command which has lost the lease, `record` the lease now."""
     if record is None:
         return f"{pool}: its lease.json was removed while it was written; run the command again"
     owner = "another command" if record.owner is None else _owner_text(record.owner)
-    why = f", because {record.because}" if fence is not None and record.fence == fence + 1 else ""
+    why = f", because {record.because}" if record.fence == fence + 1 else ""
     return f"{pool}: its lease was taken over by {owner}{why}; nothing more is written"

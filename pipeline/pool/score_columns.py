@@ -8,35 +8,32 @@ from typing import Any
 import pyarrow as pa
 
 from clipmill.manifests import disk
-from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
 
 
 def commit_columns(
-    layout: PoolLayout,
+    out: PoolWriter,
     name: str,
     shard: str | int,
     content: bytes,
     metadata: Mapping[str, Any],
     scored: int,
-    fence: int | None,
 ) -> int:
     """Create the file of a shard that waits for the bundle of the set `name`; returns the rows that
     have all columns.
 
     Columns of the same rows that another worker has committed in the meantime stay.
     """
-    path = layout.score_part(name, shard)
-    check_fence(layout.root, fence)
+    path = out.layout.score_part(name, shard)
     try:
-        disk.create_bytes(path, content)
+        out.publish_new(content, path)
     except FileExistsError:
         there = _metadata_of_same_rows(path, metadata)
         if there is not None:
             return int(there["scored"])
-        check_fence(layout.root, fence)
+        out.check()
         disk.write_bytes(path, content)  # in place of columns of other rows, or damaged ones
     return scored
 

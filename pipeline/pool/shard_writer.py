@@ -38,7 +38,7 @@ from clipmill.manifests.layout import (
 )
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
 from clipmill.manifests.text import valid_text
-from clipmill.pipeline.pool.lease import check_fence, publication_lock, read_commit_record
+from clipmill.pipeline.pool.lease import PoolWriter, publication_lock, read_commit_record
 from clipmill.pipeline.pool.tars import BLOCK
 
 # --------------------------------------------------------------------------------------------------
@@ -111,23 +111,8 @@ class TarFile:
     stamp: dict[str, Any] | None = None  # of an adopted one, see CommitRecord.tar_stamp
 
 
-def publish_new(pool: str, source: Path | bytes, path: str, fence: int | None) -> None:
-    """Publish a file of a stage, a finished local file or its bytes, under the lease of the pool.
-
-    A local file is moved. LeaseLost where another command has taken the lease over. A file that is
-    there with the same content counts as success; FileExistsError with both hashes where its
-    content is another one.
-    """
-    check_fence(pool, fence)
-    if isinstance(source, bytes):
-        disk.create_bytes(path, source)
-    else:
-        disk.create_file(source, path)
-        source.unlink()  # it may be the same file: who wrote into it again would change both
-
-
 def publish_shard(
-    pool: str,
+    out: PoolWriter,
     shard: int,
     rows: Sequence[Mapping[str, Any]],
     tar: TarFile,
@@ -140,21 +125,20 @@ def publish_shard(
     engine: str | None = None,
     engine_version: str | None = None,
     manners: Mapping[str, Any] | None = None,
-    fence: int | None = None,
 ) -> CommitRecord:
     """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
 
     `staged_tar` is the local file to publish in the pool; None where the tar stays where it is. A
-    shard that is committed already stays as it is, and its record is returned. `fence`: that of the
-    lease; LeaseLost where another command has taken it over. FileExistsError where another process
-    commits the shard at the same moment.
+    shard that is committed already stays as it is, and its record is returned. LeaseLost where
+    another command has taken the lease over, FileExistsError where another process commits the
+    shard at the same moment.
     """
     table = pa.Table.from_pylist(list(rows), schema=schema)
-    with publication_lock(pool, shard) as exclusive:
-        if (existing := read_commit_record(pool, shard)) is not None:
+    with publication_lock(out.pool, shard) as exclusive:
+        if (existing := read_commit_record(out.pool, shard)) is not None:
             return existing
-        check_fence(pool, fence)
-        files = _publish_files(pool, shard, table, tar, staged_tar, 0, exclusive)
+        out.check()
+        files = _publish_files(out.layout, shard, table, tar, staged_tar, 0, exclusive)
         record = CommitRecord(
             **files,
             shard=shard_name(shard),
@@ -165,22 +149,20 @@ def publish_shard(
             engine=engine,
             engine_version=engine_version,
             manners=None if manners is None else dict(manners),
-            fence=fence,
+            fence=out.fence,
         )
-        check_fence(pool, fence)  # the puts may have taken minutes
-        path = PoolLayout(pool).commit_record(shard)
-        disk.create_json(path, record, sealed=True)
+        out.check()  # the puts may have taken minutes
+        disk.create_json(out.layout.commit_record(shard), record, sealed=True)
     return record
 
 
 def replace_shard(
-    pool: str,
+    out: PoolWriter,
     shard: int,
     rows: pa.Table,
     tar: TarFile | None = None,
     *,
     staged_tar: Path | None = None,
-    fence: int | None,
 ) -> CommitRecord:
     """Give a committed shard other contents: files of the next revision, then their record.
 
@@ -191,24 +173,24 @@ def replace_shard(
     file and reads the record again. ValueError where the shard is not committed; LeaseLost and
     FileExistsError as in `publish_shard`.
     """
-    layout = PoolLayout(pool)
+    layout = out.layout
     path = layout.commit_record(shard)
     assert (tar is None) == (staged_tar is None)
-    with publication_lock(pool, shard) as exclusive:
-        old = read_commit_record(pool, shard)
+    with publication_lock(out.pool, shard) as exclusive:
+        old = read_commit_record(out.pool, shard)
         if old is None:
-            raise ValueError(f"shard {shard_name(shard)} of {pool} is not committed")
+            raise ValueError(f"shard {shard_name(shard)} of {out.pool} is not committed")
         before = disk.read_bytes(path)
-        check_fence(pool, fence)
+        out.check()
         same_tar = TarFile(
             name=old.tar, bytes=old.tar_bytes, sha256=old.tar_sha256, stamp=old.tar_stamp
         )
         first = old.revision + 1
-        files = _publish_files(pool, shard, rows, tar or same_tar, staged_tar, first, exclusive)
+        files = _publish_files(layout, shard, rows, tar or same_tar, staged_tar, first, exclusive)
         if staged_tar is None:
             files["adopted"] = old.adopted
-        record = replace(old, **files, version=SHARD_VERSION, fence=fence)
-        check_fence(pool, fence)
+        record = replace(old, **files, version=SHARD_VERSION, fence=out.fence)
+        out.check()
         disk.replace_json(path, record, before, sealed=True)
         disk.remove(layout.sidecar(shard, old.revision))
         if staged_tar is not None and not old.adopted:
@@ -239,7 +221,7 @@ def _frequencies(column: pa.ChunkedArray) -> dict[str, int]:
 
 
 def _publish_files(
-    pool: str,
+    layout: PoolLayout,
     shard: int,
     table: pa.Table,
     tar: TarFile,
@@ -253,7 +235,7 @@ def _publish_files(
     first: the lowest revision. `exclusive`: no other process publishes the shard, so that what lies
     under its name is a leftover and is removed.
     """
-    layout, counts = PoolLayout(pool), _counts(table)
+    counts = _counts(table)
     metadata = {name: counts[name] for name in ("count", "successes", "reasons")}
     metadata |= {"shard": shard_name(shard), "version": SHARD_VERSION}
     if staged_tar is not None and (size := staged_tar.stat().st_size) != tar.bytes:
@@ -434,18 +416,14 @@ class ShardWriter:
 
     def __init__(
         self,
-        pool: str,
+        out: PoolWriter,
         shard: int,
         task: str,
         group: str,
         extra_columns: Mapping[str, str] | None = None,
-        fence: int | None = None,
     ) -> None:
-        """`extra_columns`: those of the recipe, as Recipe.sidecar_extra has them. `fence`: that of
-        the lease under which the shard is published.
-        """
-        self.pool, self.shard, self.task, self.group = pool, shard, task, group
-        self.fence = fence
+        """`extra_columns`: those of the recipe, as Recipe.sidecar_extra has them."""
+        self.out, self.shard, self.task, self.group = out, shard, task, group
         self.schema = with_extra(SIDECAR, extra_columns or {})
         self._rows: dict[int, dict[str, Any]] = {}
         self._extra: dict[int, dict[str, Any]] = {}
@@ -504,17 +482,15 @@ class ShardWriter:
         assert sorted(self._rows) == list(range(count)), (
             f"shard {self.shard}: {len(self._rows)} of {count} outcomes"
         )
-        with staged_file(PoolLayout(self.pool).shard_tar(self.shard)) as staged:
+        with staged_file(self.out.layout.shard_tar(self.shard)) as staged:
             sha256, size = self._write_tar(staged)
             tar = TarFile(name=f"{revised_name(self.shard)}.tar", bytes=size, sha256=sha256)
             rows = [self._rows[row] for row in range(count)]
             if replace:
                 table = pa.Table.from_pylist(rows, schema=self.schema)
-                return replace_shard(
-                    self.pool, self.shard, table, tar, staged_tar=staged, fence=self.fence
-                )
+                return replace_shard(self.out, self.shard, table, tar, staged_tar=staged)
             return publish_shard(
-                self.pool,
+                self.out,
                 self.shard,
                 rows,
                 tar,
@@ -526,7 +502,6 @@ class ShardWriter:
                 engine=engine,
                 engine_version=engine_version,
                 manners=manners,
-                fence=self.fence,
             )
 
     def _write_tar(self, staged: Path) -> tuple[str, int]:

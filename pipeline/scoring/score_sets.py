@@ -33,7 +33,7 @@ from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.manifests.text import printable
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import staged_file
 
 # --------------------------------------------------------------------------------------------------
@@ -426,15 +426,14 @@ def _metadata_of(
 
 
 def make_bundles(
-    commits: Commits, sets: Sequence[str], engine: Engine, fence: int | None = None
+    out: PoolWriter, commits: Commits, sets: Sequence[str], engine: Engine
 ) -> dict[str, str]:
     """Put the files of each thousand shards into a bundle; returns {bundle: reason} of those that
     failed. Every shard must be scored.
     """
-    layout = PoolLayout(commits.pool)
     tickets = []
     for name in sets:
-        there = set(disk.list_names(layout.score_set(name)))
+        there = set(disk.list_names(out.layout.score_set(name)))
         for positions in bundle_runs(commits):
             shards = commits.shards[positions.start : positions.stop].tolist()
             number = f"{bundle_number(shards[0]):05d}"
@@ -444,37 +443,34 @@ def make_bundles(
     if not tickets:
         return {}
     logger.info("%d bundles of a thousand shards to make", len(tickets))
-    stage = Stage(
-        name="bundle", work=make_bundle_worker, config={"pool": commits.pool, "fence": fence}
-    )
+    stage = Stage(name="bundle", work=make_bundle_worker, config=out.config())
     if len(tickets) <= FEW_BUNDLES:
         engine = "inline"
     return dict(execute(stage, tickets, engine=engine).failed)
 
 
 def make_bundle_worker(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fence": that of the lease}.
+    """Factory of the stage: {"pool", "fence"} of `PoolWriter`.
 
     A ticket names a set and the shards of one bundle.
     """
-    pool, fence = str(config["pool"]), config.get("fence")
+    out = PoolWriter.of_config(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         shards = list(ticket.payload["shards"])
-        write_bundle(pool, str(ticket.payload["set"]), shards, fence)
+        write_bundle(out, str(ticket.payload["set"]), shards)
         return {"shards": len(ticket.payload["shards"])}
 
     return work
 
 
-def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None = None) -> None:
+def write_bundle(out: PoolWriter, name: str, shards: Sequence[int]) -> None:
     """Make the bundle of some shards of a set from their files and from the bundle of before.
 
     LeaseLost where another command has taken the lease over.
     """
-    layout = PoolLayout(pool)
-    path = layout.score_bundle(name, shards[0])
-    folder = layout.score_parts(name, shards[0])
+    path = out.layout.score_bundle(name, shards[0])
+    folder = out.layout.score_parts(name, shards[0])
     singles = set(disk.list_names(folder, ".parquet"))
     before = Bundle(path) if disk.exists(path) else None
     with staged_file(path, alone=True) as staged:
@@ -493,10 +489,8 @@ def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None 
                 if writer is None:
                     writer = stack.enter_context(BundleWriter(staged, table.schema))
                 writer.add(shard, table, metadata)
-        check_fence(pool, fence)
-        disk.publish(staged, path)
-    for file in sorted(singles):
-        disk.remove(disk.join(folder, file))
+        out.publish(staged, path)
+    out.remove(*(disk.join(folder, file) for file in sorted(singles)))
     if not disk.is_url(folder):
         with contextlib.suppress(OSError):
             disk.local_path(folder).rmdir()

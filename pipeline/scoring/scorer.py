@@ -17,14 +17,14 @@ from clipmill.filters.table import Table
 from clipmill.manifests import disk, ray_runtime
 from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.commits import Commits
-from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.layout import shard_name
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.cross_row import compute, plan_job, remove_transient
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.metadata_join import MatchCounts, TableJoin
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.progress.state import measure_scored
 from clipmill.pipeline.scoring.score_sets import (
@@ -64,39 +64,34 @@ class _Job:
 class _Run:
     """What all passes of one command have in common."""
 
+    out: PoolWriter
     commits: Commits
     engine: Engine
-    fence: int | None
     joined: dict[str, Any] = field(default_factory=dict)  # NAME@ID -> what became of its keys
     seconds: dict[str, float] = field(
         default_factory=dict
     )  # NAME@ID of the whole pool -> wall time
 
-    @property
-    def pool(self) -> str:
-        return self.commits.pool
-
 
 def score(
-    pool: str,
+    out: PoolWriter,
     specs: Sequence[FilterSpec],
     *,
     engine: Engine,
-    fence: int | None = None,
     commits: Commits | None = None,
     recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     """Score every committed shard by every filter; what is scored already is left as it is.
 
-    commits: what is committed, if the caller has read it. fence: that of the lease. recipe: has
-    further filters, whose complete columns those of `specs` may read. Returns
+    commits: what is committed, if the caller has read it. recipe: has further filters, whose
+    complete columns those of `specs` may read. Returns
     {"sets": {NAME@ID: scores.json}, "failed": {shard: reason}, "joined": {NAME@ID: what became of
     the keys of a table that was joined now}}. After a failed shard a set has {}.
     A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or
     weights, for columns to read that are not there, and for a pool without a stored row.
     """
-    commits = shards_with_rows(pool, commits)
-    run = _Run(commits=commits, engine=engine, fence=fence)
+    commits = shards_with_rows(out.pool, commits)
+    run = _Run(out=out, commits=commits, engine=engine)
     sets = PoolSets(commits, _with_others(specs, recipe))
     jobs: dict[str, _Job] = {}
     names: list[str] = []
@@ -113,7 +108,7 @@ def score(
         failed = _make_sets(run, of_level)
         if failed:
             break
-    documents = {name: read_score_set(pool, name) for name in names}
+    documents = {name: read_score_set(out.pool, name) for name in names}
     shown = {name: disk.to_plain(document or {}) for name, document in documents.items()}
     return {"sets": shown, "failed": failed, "joined": run.joined}
 
@@ -162,18 +157,17 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
         is_pool = isinstance(job.instance.filter, PoolFilter)
         if is_pool and (failed := _score_pool(run, job)):
             return failed
-    if failed := make_bundles(run.commits, [job.name for job in jobs], run.engine, run.fence):
+    if failed := make_bundles(run.out, run.commits, [job.name for job in jobs], run.engine):
         return failed
-    check_fence(run.pool, run.fence)
     for job in jobs:
-        _write_document(job, run.commits, run.seconds.get(job.name, 0.0))
+        _write_document(run, job)
     return {}
 
 
 def _join_table(run: _Run, job: _Job) -> None:
     """Commit the columns of a table of another program, joined by uid, for the shards that lack
     them. ValueError for tables that cannot be read."""
-    filter_, commits, layout = job.instance.filter, run.commits, PoolLayout(run.pool)
+    filter_, commits = job.instance.filter, run.commits
     assert isinstance(filter_, Table)
     names = job.instance.column_names()
     lacking = lacking_shards(commits, job.name, job.whole_pool)
@@ -192,7 +186,7 @@ def _join_table(run: _Run, job: _Job) -> None:
         }
         started = time.perf_counter()
         shard, content = int(commits.shards[columns.position]), parquet_bytes(table, metadata)
-        commit_columns(layout, job.name, shard, content, metadata, scored, run.fence)
+        commit_columns(run.out, job.name, shard, content, metadata, scored)
     counts = join.counts
     if counts.table_rows:
         logger.info("%s", match_line(job.name, counts, filter_))
@@ -244,7 +238,7 @@ def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={"pool": run.pool, "filters": specs, "fence": run.fence},
+        config={**run.out.config(), "filters": specs},
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
         measure=measure_scored,
     )
@@ -257,11 +251,11 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
     lacking = lacking_shards(run.commits, job.name, job.whole_pool)
     logger.info("%s: %d of %d shards to score", job.name, int(lacking.sum()), len(run.commits))
     if not lacking.any():  # a command that was killed at its end has left its scratch files
-        remove_transient(run.pool, run.fence, f"scores-{job.name}-")
+        remove_transient(run.out, f"scores-{job.name}-")
         return {}
     if note := job.instance.filter.note():
         logger.info("%s: %s", job.name, note)
-    planned = plan_job(run.commits, job.name, job.instance, job.columns, run.fence)
+    planned = plan_job(run.out, run.commits, job.name, job.instance, job.columns)
     gpus = 1 if run.engine == "ray" and _has_gpu(job.instance.filter, run.engine) else 0
     started = time.perf_counter()
     failed = compute(run.commits, planned, lacking, engine=run.engine, gpus=gpus)
@@ -294,13 +288,10 @@ def _tickets(commits: Commits, lacking: Mapping[str, np.ndarray[Any, Any]]) -> T
     return Tickets(np.arange(len(shards)), make)
 
 
-def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
-    """scores.json, from the metadata of all shards' columns.
-
-    seconds: the time that this command took beside that in the metadata: the columns of a filter
-    of the whole pool have none, so that their bytes are the same each time.
-    """
-    layout = PoolLayout(commits.pool)
+def _write_document(run: _Run, job: _Job) -> None:
+    """scores.json, from the metadata of all shards' columns. In the metadata the columns of a
+    filter of the whole pool have no time, so that their bytes are the same each time."""
+    commits, seconds = run.commits, run.seconds.get(job.name, 0.0)
     counts = count_scores(commits, job.name)
     instance, filter_ = job.instance, job.instance.filter
     document = ScoreSetDocument(
@@ -320,7 +311,7 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
         whole_pool=True if job.whole_pool else None,
         meanings=None if instance.kind in FILTERS else instance.meanings(),
     )
-    disk.write_json(layout.score_set_json(job.name), document, sealed=True)
+    run.out.write_json(run.out.layout.score_set_json(job.name), document, sealed=True)
 
 
 def _has_gpu(filter_: FilterBase, engine: Engine) -> bool:

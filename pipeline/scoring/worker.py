@@ -30,6 +30,7 @@ from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 
 # --------------------------------------------------------------------------------------------------
@@ -284,14 +285,13 @@ class ScoreWorker:
     """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
     the shard `ticket.id`.
 
-    config: {"pool", "fence", "filters": {NAME@ID: {"filter": its worker_spec, "reads": {NAME@ID:
-    columns}, "fingerprint": that of the pool where the columns depend on it}}}.
+    config: {"pool", "fence" of `PoolWriter`, "filters": {NAME@ID: {"filter": its worker_spec,
+    "reads": {NAME@ID: columns}, "fingerprint": that of the pool where the columns depend on it}}}.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.pool = str(config["pool"])
-        self.layout, self._table = PoolLayout(self.pool), Pool.of_tickets(self.pool)
-        self.fence: int | None = config.get("fence")
+        self.out = PoolWriter.of_config(config)
+        self.layout, self._table = self.out.layout, Pool.of_tickets(self.out.pool)
         self.filters: dict[str, Instance] = {}
         self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
         # shard -> {NAME@ID: its scored rows}, of shards for which another filter failed
@@ -377,7 +377,7 @@ class ScoreWorker:
                 metadata["stored"],
             )
         content = parquet_bytes(table, {**metadata, "scored": scored})
-        return commit_columns(self.layout, name, shard, content, metadata, scored, self.fence)
+        return commit_columns(self.out, name, shard, content, metadata, scored)
 
 
 def _usable(

@@ -49,7 +49,7 @@ from clipmill.manifests.records import (
     read_document,
 )
 from clipmill.manifests.schema import Recipe, Rule, View
-from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import PoolSets, bundle_runs, shards_with_rows
 from clipmill.pipeline.shuffle import (
     KEY_BYTES,
@@ -335,12 +335,11 @@ def _unit_bounds(commits: Commits) -> list[int]:
 class MaskFiles:
     """The masks of some views in the making, each in a folder of its own."""
 
-    def __init__(self, commits: Commits, views: Iterable[str]) -> None:
-        self.commits = commits
-        self._layout = PoolLayout(commits.pool)
+    def __init__(self, out: PoolWriter, commits: Commits, views: Iterable[str]) -> None:
+        self.out, self.commits = out, commits
         parent = None
-        if not disk.is_url(self._layout.root):
-            parent = disk.local_path(self._layout.views)
+        if not disk.is_url(out.pool):
+            parent = disk.local_path(out.layout.views)
             parent.mkdir(parents=True, exist_ok=True)
         self._scratch = disk.scratch_folder(".masks.partial-", parent)
         folder = self._scratch.__enter__()
@@ -367,7 +366,7 @@ class MaskFiles:
         bits = self._bits[view][position]
         return np.unpackbits(bits, count=self._rows[position]).astype(np.bool_)
 
-    def publish(self, view: str, fence: int | None = None) -> None:
+    def publish(self, view: str) -> None:
         """Move the masks of a view to their place. The document must not be there yet.
 
         Masks of the view as it was before, or of a kill, are replaced. LeaseLost where another
@@ -375,10 +374,9 @@ class MaskFiles:
         """
         folder = self._folders[view]
         self._writers[view].close()
-        target = disk.join(self._layout.views, view)
+        target = disk.join(self.out.layout.views, view)
         for name in sorted(os.listdir(folder)):
-            check_fence(self.commits.pool, fence)
-            disk.publish(folder / name, disk.join(target, name))
+            self.out.publish(folder / name, disk.join(target, name))
 
     def remove(self) -> None:
         """Remove what was not published."""
@@ -523,20 +521,18 @@ def check_views(recipe: Recipe) -> None:
 
 
 def choose_views(
-    pool: str,
+    out: PoolWriter,
     recipe: Recipe,
     names: Sequence[str] | None = None,
-    fence: int | None = None,
     commits: Commits | None = None,
 ) -> dict[str, ViewDocument]:
     """Make the views of a recipe (default: all), and return their documents.
 
-    commits: what is committed, if the caller has read it. fence: that of the lease; LeaseLost where
-    another command has taken it over. ValueError for unknown views and columns, rules that are no
-    rules, filters that are not scored yet, a pool without stored rows, and a view that keeps
-    nothing.
+    commits: what is committed, if the caller has read it. LeaseLost where another command has taken
+    the lease over. ValueError for unknown views and columns, rules that are no rules, filters that
+    are not scored yet, a pool without stored rows, and a view that keeps nothing.
     """
-    commits = shards_with_rows(pool, commits)
+    commits = shards_with_rows(out.pool, commits)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
     inputs: dict[str, Inputs] = {}
     columns: dict[str, set[str]] = {}
@@ -557,22 +553,22 @@ def choose_views(
             fingerprint=commits.fingerprint,
         )
     select = _by_rules(commits, recipe.views, columns, sets, {})
-    documents = _make(commits, inputs, select, fence)
-    if names is None and (unlisted := views_not_in(recipe, pool)):
+    documents = _make(out, commits, inputs, select)
+    if names is None and (unlisted := views_not_in(recipe, out.pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return documents
 
 
 def random_like(
-    pool: str, view: str, seeds: Sequence[int] | None = None, fence: int | None = None
+    out: PoolWriter, view: str, seeds: Sequence[int] | None = None
 ) -> dict[str, ViewDocument]:
     """Make random views: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
 
     There is one `random_like_VIEW.seed-N` for each of the seeds; without seeds it is
-    `random_like_VIEW`, which is drawn with seed 0. `fence`: that of the lease. ValueError if the
-    pool has no view of that name, or one that is older than its shards.
+    `random_like_VIEW`, which is drawn with seed 0. ValueError if the pool has no view of that name,
+    or one that is older than its shards.
     """
-    commits = shards_with_rows(pool)
+    commits = shards_with_rows(out.pool)
     model = current_view_of(commits, view)
     commits = own_shards(model, commits)
     inputs: dict[str, Inputs] = {}
@@ -591,17 +587,16 @@ def random_like(
         )
     columns = {name: {"status", "uid"} for name in inputs}
     select = _by_rules(commits, views, columns, {}, {view: model.kept})
-    return _make(commits, inputs, select, fence)
+    return _make(out, commits, inputs, select)
 
 
 def parts_of_views(
-    pool: str, views: Sequence[str], share: float, seeds: Sequence[int], fence: int | None = None
+    out: PoolWriter, views: Sequence[str], share: float, seeds: Sequence[int]
 ) -> dict[str, ViewDocument]:
     """Make VIEW.part-SHARE.seed-N of each view and seed: the rows of the view whose xxh3(uid, seed)
     is below the share, so that two views go on to have as much in common.
 
-    fence: that of the lease. ValueError for a view that is not there, is older than the shards or
-    has no row in its part.
+    ValueError for a view that is not there, is older than the shards or has no row in its part.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share is {share:g}; it must lie between 0 and 1")
@@ -609,13 +604,13 @@ def parts_of_views(
         raise ValueError("name the views that a part is to be made of")
     if not all(0 <= seed < PART_SEED for seed in seeds):
         raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
-    commits = shards_with_rows(pool)
+    commits = shards_with_rows(out.pool)
     wholes = {view: current_view_of(commits, view) for view in views}
     if len(states := {(whole.fingerprint, whole.frozen) for whole in wholes.values()}) > 1:
         made: dict[str, ViewDocument] = {}  # frozen ones are of shards of their own
         for state in sorted(states, key=str):
             some = [v for v in views if (wholes[v].fingerprint, wholes[v].frozen) == state]
-            made |= parts_of_views(pool, some, share, seeds, fence)
+            made |= parts_of_views(out, some, share, seeds)
         return made
     commits = own_shards(wholes[views[0]], commits)
     inputs: dict[str, Inputs] = {}
@@ -638,7 +633,7 @@ def parts_of_views(
     def select(
         masks: MaskFiles, names: Sequence[str], _: Mapping[str, ViewDocument]
     ) -> dict[str, Selection]:
-        files = {view: AlignedFiles.of_view(pool, view) for view in wholes}
+        files = {view: AlignedFiles.of_view(out.pool, view) for view in wholes}
         for shard in commits.shards.tolist():
             _add_parts(masks, shard, {name: parts[name] for name in names}, files, share)
         selections = {}
@@ -653,7 +648,7 @@ def parts_of_views(
             selections[name] = Selection(thresholds=whole.thresholds, funnel=funnel, kept=kept)
         return selections
 
-    return _make(commits, inputs, select, fence)
+    return _make(out, commits, inputs, select)
 
 
 def _add_parts(
@@ -698,14 +693,14 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
         return None
 
 
-def freeze(pool: str, view: str, name: str, fence: int | None = None) -> dict[str, ViewDocument]:
+def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
     """Make the view `name` of the rows that `view` keeps now. It stays as it is when shards are
     added to the pool or rules change, and so does the order in which a run draws from it.
 
-    fence: that of the lease. ValueError for a view that is not there or is older than the shards,
-    and for a name that another view has.
+    ValueError for a view that is not there or is older than the shards, and for a name that another
+    view has.
     """
-    commits = shards_with_rows(pool)
+    pool, commits = out.pool, shards_with_rows(out.pool)
     model = current_view_of(commits, view)
     commits = own_shards(model, commits)
     check_view_name(name)
@@ -724,7 +719,7 @@ def freeze(pool: str, view: str, name: str, fence: int | None = None) -> dict[st
         selection = Selection(thresholds=model.thresholds, funnel=model.funnel, kept=model.kept)
         return {name: selection}
 
-    return _make(commits, {name: inputs}, select, fence)
+    return _make(out, commits, {name: inputs}, select)
 
 
 def current_view_of(commits: Commits, view: str) -> ViewDocument:
@@ -820,7 +815,7 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
 
 
 def _make(
-    commits: Commits, inputs: Mapping[str, Inputs], select: Select, fence: int | None
+    out: PoolWriter, commits: Commits, inputs: Mapping[str, Inputs], select: Select
 ) -> dict[str, ViewDocument]:
     """The documents of the views in `inputs`. Those that were made from other inputs, or lack a
     file, are made: `select` adds their masks, then NAME.json is written.
@@ -839,7 +834,7 @@ def _make(
             before[name] = document
     if not before:
         return documents
-    masks = MaskFiles(commits, before)
+    masks = MaskFiles(out, commits, before)
     try:
         selections = select(masks, list(before), documents)
         kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
@@ -847,9 +842,8 @@ def _make(
         if commits.totals.stored <= HASHED_ROWS:
             hashes |= hash_rows(commits, kept_rows)
         for name, old in before.items():
-            documents[name] = write_view(
-                masks, name, selections[name], inputs[name], old, fence, hashes[name]
-            )
+            selection = selections[name]
+            documents[name] = write_view(masks, name, selection, inputs[name], old, hashes[name])
     finally:
         masks.remove()
     return {name: documents[name] for name in inputs}
@@ -892,19 +886,17 @@ def write_view(
     selection: Selection,
     inputs: Inputs,
     before: ViewDocument | None,
-    fence: int | None,
     rows_sha256: str | None,
 ) -> ViewDocument:
     """Publish the masks of a view, then its document. before: the document of an earlier one.
     rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
-    commits = masks.commits
-    layout, kept = PoolLayout(commits.pool), np.array(masks.kept[name], np.int64)
+    out, commits = masks.out, masks.commits
+    layout, kept = out.layout, np.array(masks.kept[name], np.int64)
     moved = "" if before is None else _moved_text(masks, before)
-    check_fence(commits.pool, fence)
-    disk.remove(layout.view_json(name))  # an old document must never describe new masks
+    out.remove(layout.view_json(name))  # an old document must never describe new masks
     disk.sync_folder(layout.views)
-    masks.publish(name, fence)
-    check_fence(commits.pool, fence)
+    masks.publish(name)
+    out.check()
     remove_view_shards(commits.pool, name)
     shards = write_view_shards(commits.pool, name, commits.shards, kept)
     disk.remove(layout.view_rules(name))
@@ -914,7 +906,7 @@ def write_view(
             stored=selection.funnel[1][1],
             rules=selection.effects,
         )
-        disk.write_json(layout.view_rules(name), effects, sealed=True)
+        out.write_json(layout.view_rules(name), effects, sealed=True)
     document = ViewDocument(
         name=name,
         rules=inputs.rules,
@@ -927,8 +919,7 @@ def write_view(
         shards=shards,
         frozen=inputs.frozen,
     )
-    check_fence(commits.pool, fence)
-    disk.write_json(layout.view_json(name), document, sealed=True)
+    out.write_json(layout.view_json(name), document, sealed=True)
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
     else:
@@ -1003,12 +994,12 @@ def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | Non
 
 
 def write_selected_view(
+    out: PoolWriter,
     commits: Commits,
     name: str,
     where: str,
     selects: Callable[[int, int], NDArray[np.bool_]],
     rows_sha256: str | None = None,
-    fence: int | None = None,
 ) -> ViewDocument:
     """Write the view of the stored rows that a program selects.
 
@@ -1019,7 +1010,7 @@ def write_selected_view(
     check_view_name(name)
     _refuse_frozen(read_view(commits.pool, name), _selected_inputs(commits, where))
     source = JoinedColumns(commits, {"status"}, {})
-    masks = MaskFiles(commits, [name])
+    masks = MaskFiles(out, commits, [name])
     stored_rows = 0
     try:
         for unit in range(source.units):
@@ -1039,7 +1030,6 @@ def write_selected_view(
         kept_rows = sum(masks.kept[name])
         if not kept_rows:
             raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
-        check_fence(commits.pool, fence)
         steps = (("attempted", source.rows), ("stored", stored_rows), (SELECTED, kept_rows))
         selection = Selection(thresholds={}, funnel=steps, kept=kept_rows)
         inputs = _selected_inputs(commits, where)
@@ -1047,7 +1037,7 @@ def write_selected_view(
         if rows_sha256 is None:
             kept_by = functools.partial(masks.kept_rows, name)
             rows_sha256 = hash_rows(commits, {name: kept_by})[name]
-        return write_view(masks, name, selection, inputs, before, fence, rows_sha256)
+        return write_view(masks, name, selection, inputs, before, rows_sha256)
     finally:
         masks.remove()
 

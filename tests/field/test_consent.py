@@ -25,6 +25,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit import purge
 from clipmill.pipeline.audit.purge import purge_rows, read_criteria
 from clipmill.pipeline.crawl.parts import read_parts, write_parts
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import audited, commands
 from tests.support.loopback_server import serving
@@ -451,7 +452,7 @@ SELECTORS = ["b\u00fccher.test", "B\u00dcCHER.Test.", "xn--bcher-kva.test", "bu\
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> str:
     pool = str(tmp_path_factory.mktemp("hosts") / "pool")
-    with ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(pool), 0, "task", "0") as writer:
         for i, (_, url, _, _) in enumerate(HOSTS):
             record = {"url": f"{url}{i}.jpg", "caption": f"c{i}", "uid": f"{i:032x}"}
             writer.add(i, record, audited.image_bytes(20, i))
@@ -461,7 +462,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_a_selector_in_any_spelling_fits_the_same_rows(hosts: str, selector: str) -> None:
-    result = purge_rows(hosts, read_criteria([f"domain={selector}"]), dry_run=True)
+    result = purge_rows(PoolWriter(hosts), read_criteria([f"domain={selector}"]), dry_run=True)
     assert result.rows == sum(fits for _, _, fits, _ in HOSTS)
 
 
@@ -538,9 +539,9 @@ def test_a_killed_purge_of_examples_is_ended_by_the_next_one(
     with monkeypatch.context() as patch:
         patch.setattr(purge, "purge_parquet", killed)
         with pytest.raises(KeyboardInterrupt):
-            purge_rows(pool, {"domain": {"gone.test"}})
+            purge_rows(PoolWriter(pool), {"domain": {"gone.test"}})
     assert disk.read_metadata(path)["examples"] == told
-    assert purge_rows(pool, {"uid": {rows[0]["uid"]}}).examples == 0
+    assert purge_rows(PoolWriter(pool), {"uid": {rows[0]["uid"]}}).examples == 0
     assert disk.read_metadata(path)["examples"] == {"no_alt": "t.csv row 8"}
     assert disk.read_parquet(path).num_rows == 4
 

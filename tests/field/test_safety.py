@@ -31,6 +31,7 @@ from clipmill.filters.ranks import SoftCap, ring_times
 from clipmill.manifests import console, disk
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline import cross_row
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import rules
 from clipmill.pipeline.views.choose import check
@@ -128,7 +129,7 @@ def test_a_state_that_lies_in_a_pool_runs_no_code(
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1
     if "is damaged" not in errors[0]:  # of a table that can be read, the way through is this
-        cross_row.remove_transient(pool, None)
+        cross_row.remove_transient(PoolWriter(pool))
     assert commands.score(words) == 0, "what was planted is gone"
 
 

@@ -12,6 +12,7 @@ import pytest
 from clipmill.filters.base import Batch
 from clipmill.filters.page import Page
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
@@ -52,10 +53,10 @@ def test_rules_read_the_page(tmp_path: Path) -> None:
         filters=(PAGE,),
         views=(View(name="free", rules=rules),),
     )
-    report = score(pool, recipe.filters, engine="inline")
+    report = score(PoolWriter(pool), recipe.filters, engine="inline")
     ((name, state),) = report["sets"].items()
     assert (state["stored"], state["scored"]) == (5, 5)
     table = scores_of(pool, name, 0).to_pydict()
     assert table["title"] == [*(f"title {row}" for row in range(5)), None]
     assert table["anchor"] == [""] * 5 + [None]
-    assert choose_views(pool, recipe)["free"].kept == 2
+    assert choose_views(PoolWriter(pool), recipe)["free"].kept == 2

@@ -15,6 +15,7 @@ from clipmill.manifests import reader
 from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
 from tests.support import commands
 from tests.support.bundles import scores_of
@@ -186,7 +187,7 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     values = scores_of(pool, name, 0)["mine"].to_pylist()
     assert values == [0, 0, 0, 0]  # the pictures of the pool have one colour each
     recipe = reader.read_manifest(tmp_path / "r.yaml", Recipe)
-    assert choose_views(pool, recipe)["sharp"].kept == 6
+    assert choose_views(PoolWriter(pool), recipe)["sharp"].kept == 6
     lines = "\n".join(column_lines(list_columns(pool)))
     assert "mean difference of neighbouring pixels" in lines
     told = "\n".join(explain_lines(explain_row(pool, "https://img0.example/0.jpg")))

@@ -29,7 +29,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Blend, FilterSpec, Recipe, Source, View
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.pool import lease
-from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.train.config import TrainConfig, model_config
@@ -56,7 +56,7 @@ scales:
 def pool(tmp_path: Path) -> str:
     (tmp_path / "r.yaml").write_text(RECIPE)
     made = make_pool(tmp_path / "pool", rows(10))
-    scorer.score(made, [FilterSpec(name="caption")], engine="inline")
+    scorer.score(PoolWriter(made), [FilterSpec(name="caption")], engine="inline")
     return made
 
 
@@ -211,7 +211,9 @@ def timed_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     start = datetime(2024, 3, 1, 0, 7, tzinfo=UTC)
     extra = {"Score": "int", "name": "string"}
     for shard in range(3):
-        with ShardWriter(str(folder / "pool"), shard, f"task-{shard}", "0", extra) as writer:
+        with ShardWriter(
+            PoolWriter(str(folder / "pool")), shard, f"task-{shard}", "0", extra
+        ) as writer:
             for row in range(20):
                 number = 20 * shard + row
                 url = f"https://h{number}.example/"
@@ -225,7 +227,7 @@ def timed_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 times = {"fetched_at": start + timedelta(minutes=20 * number)}
                 writer.add(row, {**named, **size, **values, **times}, b"picture")
             writer.commit(20)
-    scorer.score(str(folder / "pool"), [FilterSpec(name="caption")], engine="inline")
+    scorer.score(PoolWriter(str(folder / "pool")), [FilterSpec(name="caption")], engine="inline")
     return folder
 
 

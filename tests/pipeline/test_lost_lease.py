@@ -20,8 +20,7 @@ from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.crawl.crawler import crawl
-from clipmill.pipeline.pool.lease import LeaseLost, LeaseRecord, hold_lease
-from clipmill.pipeline.pool.shard_writer import publish_new
+from clipmill.pipeline.pool.lease import LeaseLost, LeaseRecord, PoolWriter, hold_lease
 from tests.support import audited
 
 # Stage, module and name of what does the work of a ticket, or all work of the stage.
@@ -150,16 +149,16 @@ def test_the_same_content_is_published_twice_and_another_one_is_not(tmp_path: Pa
     pool, path = str(tmp_path / "pool"), str(tmp_path / "pool/file")
     staged = tmp_path / "staged"
     staged.write_bytes(b"content")
-    with hold_lease(pool, create=True) as lease:
-        publish_new(pool, staged, path, lease.fence)
+    with hold_lease(pool, create=True) as out:
+        out.publish_new(staged, path)
         staged.write_bytes(b"what is staged next")
         assert disk.read_bytes(path) == b"content"
-        publish_new(pool, b"content", path, lease.fence)
+        out.publish_new(b"content", path)
         with pytest.raises(FileExistsError, match="another content"):
-            publish_new(pool, b"other", path, lease.fence)
+            out.publish_new(b"other", path)
         take_over(pool)
         with pytest.raises(LeaseLost):
-            publish_new(pool, b"content", path, lease.fence)
+            out.publish_new(b"content", path)
 
 
 def test_parts_that_an_unfinished_crawl_of_other_pairs_left_are_replaced(
@@ -169,14 +168,14 @@ def test_parts_that_an_unfinished_crawl_of_other_pairs_left_are_replaced(
     for part, text in enumerate(("a", "b")):
         (tmp_path / f"{part}.csv").write_text(f"url,caption\nhttp://h.test/{text}.jpg,{text}\n")
     source = Source(kind="table", paths=tuple(str(tmp_path / f"{i}.csv") for i in range(2)))
-    crawl(source, pool, "inline")
+    crawl(source, PoolWriter(pool), "inline")
     Path(PoolLayout(pool).pairs_part(1)).unlink()
     Path(PoolLayout(pool).parts).unlink()
     path = PoolLayout(pool).pairs_part(0)
     disk.write_parquet(
         path, disk.read_parquet(path), {**disk.read_metadata(path), "job": "another"}
     )
-    assert crawl(source, pool, "inline")["pairs"] == 2
+    assert crawl(source, PoolWriter(pool), "inline")["pairs"] == 2
     assert disk.read_metadata(path)["job"] != "another"
 
 

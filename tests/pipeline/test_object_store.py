@@ -14,7 +14,12 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.disk import files
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
+from clipmill.pipeline.pool.lease import (
+    PoolWriter,
+    read_commit_record,
+    read_sidecar,
+    remove_uncommitted,
+)
 from clipmill.pipeline.pool.shard_writer import replace_shard
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support import commands
@@ -79,7 +84,7 @@ def assert_whole(pool: str) -> None:
 
 def commit_and_replace(pool: str) -> None:
     write_five(pool)
-    replace_shard(pool, 3, read_sidecar(pool, 3), fence=None)
+    replace_shard(PoolWriter(pool), 3, read_sidecar(pool, 3))
     remove_uncommitted(pool)
 
 

@@ -14,6 +14,7 @@ from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline import pair_groups
 from clipmill.pipeline.pair_groups import Division, divide_rows, group_views
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import choose_views
 from tests.support.small_pool import Row, make_pool
 
@@ -44,7 +45,7 @@ def pool(tmp_path: Path) -> str:
         )
     folder = make_pool(tmp_path / "a pool", rows, per_shard=7)
     recipe = Recipe(name="r", source=Source(kind="table", paths=("t.csv",)), views=VIEWS)
-    choose_views(folder, recipe)
+    choose_views(PoolWriter(folder), recipe)
     return folder
 
 
@@ -90,19 +91,20 @@ def test_numbers_are_ranges_and_one_division_is_inside_of_the_other(pool: str) -
 def test_every_group_is_a_view_and_the_same_groups_are_the_same_views(
     pool: str,
 ) -> None:
-    made = group_views(pool, ["raw"], ["host"], 16, "wide")
+    made = group_views(PoolWriter(pool), ["raw"], ["host"], 16, "wide")
     assert [view[-3:] for view in made] == ["_00", "_01", "_02"]
-    assert group_views(pool, ["raw"], ["host"], 16, "wide") == made
-    assert not set(group_views(pool, ["wide"], ["host"], 16, "wide")) & set(made)
+    assert group_views(PoolWriter(pool), ["raw"], ["host"], 16, "wide") == made
+    assert not set(group_views(PoolWriter(pool), ["wide"], ["host"], 16, "wide")) & set(made)
 
 
 def test_groups_of_a_view_that_was_chosen_anew_are_other_views(pool: str) -> None:
-    before = group_views(pool, ["wide"], ["host"], 16, "wide")
+    before = group_views(PoolWriter(pool), ["wide"], ["host"], 16, "wide")
     wide = View(name="wide", rules=(Rule(name="side", where="original_width >= 120"),))
     choose_views(
-        pool, Recipe(name="r", source=Source(kind="table", paths=("t.csv",)), views=(wide,))
+        PoolWriter(pool),
+        Recipe(name="r", source=Source(kind="table", paths=("t.csv",)), views=(wide,)),
     )
-    after = group_views(pool, ["wide"], ["host"], 16, "wide")
+    after = group_views(PoolWriter(pool), ["wide"], ["host"], 16, "wide")
     assert list(before.values()) == list(after.values()), "the groups have the same names"
     assert not set(before) & set(after), "and other rows"
 
@@ -169,7 +171,7 @@ def test_a_threshold_is_of_the_column_that_it_names(pool: str) -> None:
         source=Source(kind="table", paths=("t.csv",)),
         views=(*VIEWS, View(name="two", rules=rules)),
     )
-    choose_views(pool, recipe)
+    choose_views(PoolWriter(pool), recipe)
     division = divide_rows(read_commits(pool), ["raw"], ["original_width"], 4, "two")
     thresholds = [
         f"{one.value:g}"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clipmill.manifests import disk
 from clipmill.pipeline import shuffle
-from clipmill.pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
 from clipmill.pipeline.shuffle import (
     PLACE,
     Exchange,
@@ -37,7 +37,8 @@ PLACES = st.lists(st.sampled_from([0, 1, 2, 3, 1 << 40, LAST - 1, LAST]), max_si
 
 
 def exchange_in(folder: str | Path, files: int = 2, fence: int | None = None) -> Exchange:
-    return Exchange(pool=str(folder), folder=f"{folder}/work", name="x", files=files, fence=fence)
+    out = PoolWriter(str(folder), fence)
+    return Exchange(out=out, folder=f"{folder}/work", name="x", files=files)
 
 
 @settings(max_examples=60)
@@ -79,14 +80,7 @@ def test_only_the_row_groups_of_a_place_are_read(tmp_path: Path) -> None:
     assert exchange.at(150_000)["value"].to_pylist() == [150_000]
 
 
-def test_nothing_is_written_under_a_lost_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(pool: str, fence: int | None) -> None:
-        assert (pool, fence) == (str(tmp_path), 7)
-        raise LeaseLost("another command has the pool")
-
-    monkeypatch.setattr(shuffle, "check_fence", lost)
+def test_nothing_is_written_under_a_lost_lease(tmp_path: Path) -> None:
     exchange = exchange_in(tmp_path, fence=7)
     with pytest.raises(LeaseLost):
         exchange.write(0, pa.table({"a": [1]}), np.zeros(1, np.uint64))

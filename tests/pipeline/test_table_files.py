@@ -19,6 +19,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline import table_files as tables
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.parts import read_parts, reason_totals
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.table_files import bounded_lines
 from tests.support import commands
 from tests.support.url_tables import read, table, texts
@@ -134,9 +135,9 @@ def test_a_bad_row_of_json_costs_itself(bad: str, name: str, tmp_path: Path) -> 
     )
     if name == "t.json" and "surrogate" not in bad:
         with pytest.raises(ValueError, match="is no JSON from its character"):
-            crawl(source, pool, "inline")
+            crawl(source, PoolWriter(pool), "inline")
         return
-    totals = crawl(source, pool, "inline")
+    totals = crawl(source, PoolWriter(pool), "inline")
     assert (totals["failed"], totals["pairs"], totals["reasons"]) == ({}, 3, {"damaged": 1})
     rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
     assert [row["caption"] for row in rows] == ["c0", "c1", "c2"]
@@ -220,7 +221,7 @@ def test_a_table_whose_compressed_bytes_are_damaged_is_a_failed_task(
     with pytest.raises(OSError, match=r"t\..* cannot be unpacked"):
         list(tables.values(str(path), ["url"]))
     source = Source(kind="table", paths=(str(path),), caption_column=None)
-    failed = crawl(source, str(tmp_path / "pool"), "inline")["failed"]
+    failed = crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")["failed"]
     assert list(failed) == [str(path)]
     assert "cannot be unpacked" in failed[str(path)]
 

@@ -16,7 +16,7 @@ from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import files
@@ -75,7 +75,7 @@ def image_bytes(width: int, shade: int) -> bytes:
 def write_shard(pool: str, task: PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
     retried = read_shard(pool, task.shard)[1]
-    with ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
+    with ShardWriter(PoolWriter(pool), task.shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(rows_of_shard(pool, task.shard)):
             number = pair.link or 0
             dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)
@@ -114,8 +114,8 @@ def make(folder: Path) -> str:
 
 
 def score_and_choose(pool: str) -> None:
-    scorer.score(pool, RECIPE.filters, engine="inline")
-    files.choose_views(pool, RECIPE)
+    scorer.score(PoolWriter(pool), RECIPE.filters, engine="inline")
+    files.choose_views(PoolWriter(pool), RECIPE)
 
 
 def recipe_with(*views: View) -> Recipe:

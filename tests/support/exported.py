@@ -12,6 +12,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from tests.support.small_pool import Row, make_pool, rows
@@ -35,8 +36,8 @@ def exported_pool(folder: Path) -> str:
     for number, caption in enumerate(CAPTIONS):
         given[20 + number] = Row(caption=caption, width=300 + number)
     pool = make_pool(folder, given, per_shard=8)
-    score(pool, FILTERS, engine="inline")
-    choose_views(pool, RECIPE)
+    score(PoolWriter(pool), FILTERS, engine="inline")
+    choose_views(PoolWriter(pool), RECIPE)
     return pool
 
 

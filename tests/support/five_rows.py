@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clipmill.manifests.layout import CommitRecord
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 
 Row = tuple[dict[str, Any], bytes | None, dict[str, Any]]
@@ -46,7 +47,7 @@ def write_five(
     pool: str, number: int = 3, order: list[int] | None = None, given: list[Row] | None = None
 ) -> CommitRecord:
     given = given or five_rows()
-    with ShardWriter(pool, number, "task", "0") as writer:
+    with ShardWriter(PoolWriter(pool), number, "task", "0") as writer:
         for i in order or range(len(given)):
             writer.add(i, *given[i])
         return writer.commit(len(given))

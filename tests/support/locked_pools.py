@@ -23,7 +23,7 @@ from clipmill.pipeline.fetch.download import row_not_asked, row_of
 from clipmill.pipeline.fetch.fetcher import Fetched
 from clipmill.pipeline.lock.rebuild import recipe_of_lock, write_lock_plan
 from clipmill.pipeline.planning.plan_files import read_plan, read_shard
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.views.files import choose_views
 from tests.support import plans
@@ -159,7 +159,7 @@ def finish(pool: str, recipe_: Recipe) -> None:
     """The views and documents of a build."""
     rebuild_index(pool)
     if recipe_.views:
-        choose_views(pool, recipe_)
+        choose_views(PoolWriter(pool), recipe_)
     disk.write_json(PoolLayout(pool).recipe_json, recipe_)
 
 
@@ -173,7 +173,7 @@ def write_planned(
     """Commit a planned shard; every row ends as `outcome` says of its link number."""
     task = read_plan(pool).shard(shard)
     pairs, retried = read_shard(pool, shard)
-    with ShardWriter(pool, shard, task.id, str(task.group)) as writer:
+    with ShardWriter(PoolWriter(pool), shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(pairs):
             record = row_not_asked(pair)
             if record is not None:
@@ -193,7 +193,7 @@ def write_planned(
 def plan_from(lock: str, pool: Path) -> tuple[str, Recipe]:
     """The plan of a pool from a lock."""
     recipe_ = recipe_of_lock(lock, ["user_agent=x/1"])
-    write_lock_plan(str(pool), recipe_)
+    write_lock_plan(PoolWriter(str(pool)), recipe_)
     return str(pool), recipe_
 
 

@@ -12,6 +12,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.records import ViewDocument
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views.files import choose_views
 from tests.support import small_pool
@@ -56,8 +57,8 @@ def make(folder: Path, count: int = ROWS, views: tuple[View, ...] = VIEWS) -> st
 
 
 def choose(pool: str, views: tuple[View, ...] = VIEWS) -> dict[str, ViewDocument]:
-    scorer.score(pool, recipe().filters, engine="inline")
-    return choose_views(pool, recipe(views))
+    scorer.score(PoolWriter(pool), recipe().filters, engine="inline")
+    return choose_views(PoolWriter(pool), recipe(views))
 
 
 def sidecars(pool: str) -> pa.Table:

@@ -13,11 +13,12 @@ from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.planning import planner
 from clipmill.pipeline.planning.plan_files import PlannedShard, read_plan, read_rounds
 from clipmill.pipeline.planning.planner import write_plan
+from clipmill.pipeline.pool.lease import PoolWriter
 
 
 def planned(pool: str, recipe: Recipe) -> list[PlannedShard]:
     """All shards of a pool, planned now or before."""
-    assert write_plan(pool, recipe) == {}
+    assert write_plan(PoolWriter(pool), recipe) == {}
     return list(read_plan(pool))
 
 
@@ -31,7 +32,7 @@ def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> lis
     transient outcome: no shard needs to be there."""
     before = len(read_plan(pool))
     if keys is None:
-        assert planner.add_retries(pool, recipe) == {}
+        assert planner.add_retries(PoolWriter(pool), recipe) == {}
         return list(read_plan(pool))[before:]
     done = planner.retried_keys(read_rounds(pool), 0, before)
     numbers = np.setdiff1d(np.array(keys, np.int64), done)
@@ -43,5 +44,5 @@ def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> lis
         patch.setattr(planner, "_transient_keys", of_shard)
         shards = np.unique(numbers // planner.KEYS_PER_SHARD)
         patch.setattr(planner, "_shards_to_retry", lambda _: shards)
-        assert planner.add_retries(pool, recipe) == {}
+        assert planner.add_retries(PoolWriter(pool), recipe) == {}
     return list(read_plan(pool))[before:]

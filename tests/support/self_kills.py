@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clipmill.pipeline import cross_row, shuffle
+from clipmill.pipeline import cross_row
 from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.pool import lease
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
 # Before a ticket of a phase has written anything; before and behind a file of an exchange; before
@@ -87,7 +88,7 @@ def install(marks: str, *classes: type) -> None:
         for name in METHODS:
             if name in vars(each):
                 setattr(each, name, _before(name, vars(each)[name], die))
-    modules: list[Any] = [shuffle, cross_row]
+    modules: list[Any] = [lease, cross_row]
     modules[0].disk = _Disk(modules[0].disk, die)
     commit = modules[1].commit_columns
 

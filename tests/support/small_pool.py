@@ -15,6 +15,7 @@ from clipmill.filters import make
 from clipmill.manifests import disk
 from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring.score_sets import name_of_filter
 
@@ -62,7 +63,7 @@ def rows(count: int) -> list[Row]:
 
 def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> CommitRecord:
     """Attempts with their numbers in the pool, which decide their urls, uids and pictures."""
-    with ShardWriter(pool, number, f"task-{number}", "0") as writer:
+    with ShardWriter(PoolWriter(pool), number, f"task-{number}", "0") as writer:
         for row_number, (i, row) in enumerate(given):
             url = row.url or f"https://img{i}.example/{i}.jpg"
             record = {

@@ -13,6 +13,7 @@ from torch import nn
 
 from clipmill.filters.clip import model as models
 from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
@@ -49,7 +50,7 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
         FilterSpec(name="aesthetic", kind="head", options={"weights": head, "on": "mine"}),
         FilterSpec(name="clip_loss", options={"on": "mine", "temperature": 0.5}),
     ]
-    report = score(pool, specs, engine="inline")
+    report = score(PoolWriter(pool), specs, engine="inline")
     assert report["failed"] == {}
     # Two shards; a row without a caption is an image of its own for `embed` only. The captions of
     # one shard are of two context lengths.
@@ -73,6 +74,6 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
 
     losses = column(pool, sets, "clip_loss", "clip_loss")
     assert [value is None for value in losses] == [value is None for value in texts]
-    again = score(pool, specs, engine="inline")
+    again = score(PoolWriter(pool), specs, engine="inline")
     assert list(again["sets"]) == list(sets)
     assert len(loaded) == 1

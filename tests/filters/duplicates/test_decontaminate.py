@@ -22,6 +22,7 @@ from clipmill.filters.duplicates import OtherPool
 from clipmill.filters.near_hashes import content_hash, read_images
 from clipmill.manifests.hashes import pdq, phash
 from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from tests.manifests.test_phash import photograph
 from tests.support.pool_filters import run_inline
@@ -30,7 +31,7 @@ from tests.support.small_pool import make_pool, rows
 
 def scored_pool(folder: Path, count: int = 12) -> str:
     pool = make_pool(folder, rows(count), per_shard=5)
-    score(pool, [FilterSpec(name="picture"), FilterSpec(name="pdq")], engine="inline")
+    score(PoolWriter(pool), [FilterSpec(name="picture"), FilterSpec(name="pdq")], engine="inline")
     return pool
 
 

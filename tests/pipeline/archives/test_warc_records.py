@@ -13,6 +13,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.archives.warc import PAGE_RECORDS
 from clipmill.pipeline.archives.wat import Tape, records
 from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support.warcs import HTML, block, captions, pages, read, record, zipped, zstd
 
 
@@ -132,5 +133,7 @@ def test_an_address_that_is_not_utf8_costs_nothing(tmp_path: Path) -> None:
     for name, data in (("x.warc.gz", zipped(some)), ("x.warc", b"rubbish\n" + b"".join(some))):
         (tmp_path / name).write_bytes(data)
         pool = str(tmp_path / f"pool-{name}")
-        totals = crawl(Source(kind="warc", paths=(str(tmp_path / name),)), pool, "inline")
+        totals = crawl(
+            Source(kind="warc", paths=(str(tmp_path / name),)), PoolWriter(pool), "inline"
+        )
         assert (totals["failed"], totals["pairs"], totals["damaged_records"]) == ({}, 3, 0)

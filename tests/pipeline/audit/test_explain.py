@@ -13,7 +13,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.schema import Recipe, Rule, View
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands
 from tests.support.commit_records import read_commit_records
@@ -161,7 +161,7 @@ def test_every_rule_of_a_view_is_shown_whatever_the_others_say(tmp_path: Path) -
     recipe = Recipe(
         name="r", source=RECIPE.source, filters=FILTERS, views=(View(name="three", rules=rules),)
     )
-    choose_views(pool, recipe)
+    choose_views(PoolWriter(pool), recipe)
     uid = disk.read_parquet(read_commits(pool).sidecar(0), ["uid"])["uid"][0].as_py()
     history = explain_row(pool, uid)
     decision = history["attempts"][0]["views"]["three"]

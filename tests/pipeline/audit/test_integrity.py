@@ -20,7 +20,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit import counts, integrity
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_shard
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import sidecar_hash
 from tests.support import audited
 from tests.support.bundles import change_shard
@@ -253,7 +253,7 @@ def test_the_masks_of_a_stale_view_are_not_compared_with_newer_rows(pool: Path) 
     purged = np.arange(record.count) == np.flatnonzero(stored)[0]
     with IndexWriter(str(pool)) as index:
         index.forget([0])
-        replaced = purge_shard(str(pool), record, purged, None)
+        replaced = purge_shard(PoolWriter(str(pool)), record, purged)
         assert replaced is not None
         index.add(replaced)
     lines = verify(str(pool))

@@ -14,6 +14,7 @@ from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.audit.explain import explain_row, trace_images, trace_lines
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.planning.plan_files import rows_of_shard
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import audited, commands, plans, wats
 
 PAGES = 60
@@ -48,7 +49,7 @@ def pool(tmp_path: Path) -> str:
         path.write_bytes(wats.zipped(records))
     folder = str(tmp_path / "pool")
     recipe = recipe_of(tmp_path)
-    assert crawler.crawl(recipe.source, folder, "inline")["pairs"] == 3 * 2 * PAGES
+    assert crawler.crawl(recipe.source, PoolWriter(folder), "inline")["pairs"] == 3 * 2 * PAGES
     for task in plans.planned(folder, recipe):
         audited.write_shard(folder, task)
     disk.write_json(PoolLayout(folder).recipe_json, recipe)

@@ -18,6 +18,7 @@ from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline.audit.counts import count_pool, write_pool_json
 from clipmill.pipeline.audit.integrity import audit_lines, audit_pool
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import member_block
 from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands, plans
@@ -60,7 +61,9 @@ def test_a_view_with_other_rules_than_recipe_json_is_a_note(
     assert commands.audit([pool]) == 0
     assert "note" not in capsys.readouterr().out
     rule = Rule(name="big", where="original_width >= 25")
-    choose_views(pool, audited.recipe_with(View(name="words", rules=(rule,))), ["words"])
+    choose_views(
+        PoolWriter(pool), audited.recipe_with(View(name="words", rules=(rule,))), ["words"]
+    )
     assert commands.audit([pool]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
     assert lines[0] == (

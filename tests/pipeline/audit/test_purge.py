@@ -38,7 +38,7 @@ from clipmill.pipeline.audit.purge import (
     purges_of_uid,
     read_criteria,
 )
-from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from clipmill.pipeline.scoring.scorer import score
@@ -75,7 +75,7 @@ def test_a_hundred_of_a_hundred_rows_are_gone(whole: Path, tmp_path: Path) -> No
     lines += ["# by URL", "", *(f"url={row['url']}" for row in chosen[50:])]
     (tmp_path / "rows.txt").write_text("\n".join(lines))
     images = {row["uid"]: members(pool, row) for row in before.values() if row["image_name"]}
-    result = purge_rows(pool, read_criteria([str(tmp_path / "rows.txt")]))
+    result = purge_rows(PoolWriter(pool), read_criteria([str(tmp_path / "rows.txt")]))
     assert result.rows == 100
     everything = list(contents(pool))
     gone = 0
@@ -102,7 +102,7 @@ def test_a_hundred_of_a_hundred_rows_are_gone(whole: Path, tmp_path: Path) -> No
     document = read_document(PoolLayout(pool).view_json("words"), ViewDocument)
     assert document.kept == kept_before.kept - result.views["words"]
     assert document.fingerprint == read_commits(pool).fingerprint != kept_before.fingerprint
-    assert purge_rows(pool, read_criteria([str(tmp_path / "rows.txt")])).rows == 0
+    assert purge_rows(PoolWriter(pool), read_criteria([str(tmp_path / "rows.txt")])).rows == 0
 
 
 def test_domains_and_hashes_fit_what_was_received(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_domains_and_hashes_fit_what_was_received(tmp_path: Path) -> None:
         "https://good.example/bad.example/5.jpg",
         "https://good.example/6.jpg",
     ]
-    with ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(pool), 0, "task", "0") as writer:
         for i, url in enumerate(urls):
             sha256 = f"{i:064x}"
             record = {"url": url, "caption": f"c{i}", "uid": f"{i:032x}", "sha256": sha256}
@@ -124,7 +124,7 @@ def test_domains_and_hashes_fit_what_was_received(tmp_path: Path) -> None:
     shown = Path(PoolLayout(pool).progress_json)
     shown.write_text('{"hosts": ["bad.example"]}')
     criteria = read_criteria(["domain=Bad.Example.", f"sha256={5:064X}"])
-    assert purge_rows(pool, criteria).rows == 4
+    assert purge_rows(PoolWriter(pool), criteria).rows == 4
     assert not shown.exists(), "what a build showed has names of hosts"
     reasons = [row["reason"] for row in rows_of(pool).values()]
     assert reasons == ["purged", "purged", "purged", None, None, "purged"]
@@ -142,7 +142,7 @@ def test_other_words_are_refused(word: str) -> None:
 def test_a_pair_without_a_plan_is_dropped_and_counted(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     rows = audited.write_pairs(pool, 5)
-    assert purge_rows(pool, {"uid": {rows[2]["uid"]}}).rows == 1
+    assert purge_rows(PoolWriter(pool), {"uid": {rows[2]["uid"]}}).rows == 1
     crawl = count_pool(pool).crawl
     assert crawl is not None
     assert (crawl.pairs, crawl.reasons["purged"]) == (4, 1)
@@ -161,12 +161,14 @@ def test_views_and_the_runs_that_drew_from_them_are_named(small: Path, tmp_path:
     single = str(tmp_path / "single")
     assert list(find_users(pool, ["raw"], [single])) == [single]
     stored = next(row for row in rows_of(pool).values() if row["image_name"])
-    result = purge_rows(pool, {"uid": {stored["uid"]}})
+    result = purge_rows(PoolWriter(pool), {"uid": {stored["uid"]}})
     assert result.views["raw"] == 1
     assert set(result.runs) == {str(tmp_path / user) for user in users}
     assert any("study/runs/a/seed-0" in line for line in purge_lines(result))
     with pytest.raises(ValueError, match="is not a folder"):
-        purge_rows(pool, {"uid": {next(iter(rows_of(pool)))}}, used_by=[str(tmp_path / "none")])
+        purge_rows(
+            PoolWriter(pool), {"uid": {next(iter(rows_of(pool)))}}, used_by=[str(tmp_path / "none")]
+        )
 
 
 def test_what_depends_on_other_rows_is_old_after_a_purge(
@@ -183,13 +185,13 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
         filters=(FilterSpec(name="caption"), often),
         views=(View(name="raw"), view),
     )
-    score(pool, recipe.filters, engine="inline")
-    choose_views(pool, recipe)
+    score(PoolWriter(pool), recipe.filters, engine="inline")
+    choose_views(PoolWriter(pool), recipe)
     left = Path(PoolLayout(pool).score_scratch("often@0-before"), "run-route-00000.parquet")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"captions")
     url = "https://img0.example/0.jpg"
-    result = purge_rows(pool, read_criteria([f"url={url}"]))
+    result = purge_rows(PoolWriter(pool), read_criteria([f"url={url}"]))
     old = [name.partition("@")[0] for name in result.old]
     assert old == ["often", "rare"]
     assert "old     often@" in "\n".join(purge_lines(result))
@@ -197,11 +199,11 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
     assert [line.partition(": stale")[0] for line in verify(pool)] == [
         f"scores/{result.old[0]}", "views/rare",
     ]  # fmt: skip
-    assert choose_views(pool, recipe, ["raw"])["raw"].kept == 11
+    assert choose_views(PoolWriter(pool), recipe, ["raw"])["raw"].kept == 11
     with pytest.raises(ValueError, match=r"scores of filter often .* are of an older state"):
-        choose_views(pool, recipe)
-    assert score(pool, recipe.filters, engine="inline")["failed"] == {}
-    assert choose_views(pool, recipe)["rare"].kept == 11
+        choose_views(PoolWriter(pool), recipe)
+    assert score(PoolWriter(pool), recipe.filters, engine="inline")["failed"] == {}
+    assert choose_views(PoolWriter(pool), recipe)["rare"].kept == 11
     columns = scores_of(pool, set_name(often), 0)["often"].to_pylist()
     assert columns == [None, 4, 4, 3]
     assert verify(pool) == []
@@ -264,8 +266,8 @@ def test_a_purged_url_uid_and_host_are_explained_without_their_content(
     pool = make_pool(tmp_path / "pool", rows(20))
     by_url, by_host, by_uid = row_of(pool, 0, 1), row_of(pool, 0, 2), row_of(pool, 1, 3)
     host = by_host["url"].split("/")[2]
-    purge_rows(pool, read_criteria([f"url={by_url['url']}", f"domain={host}"]))
-    purge_rows(pool, read_criteria([f"uid={by_uid['uid']}"]))
+    purge_rows(PoolWriter(pool), read_criteria([f"url={by_url['url']}", f"domain={host}"]))
+    purge_rows(PoolWriter(pool), read_criteria([f"uid={by_uid['uid']}"]))
     for name in (by_url["url"], by_host["url"], f"https://www.{host}/another.jpg"):
         (purge,) = explain_row(pool, name)["purged"]
         assert (purge["by"], purge["rows"]) == (["domain", "url"], 2)
@@ -294,9 +296,9 @@ def test_a_killed_purge_leaves_one_record(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(purge_module.disk, "remove", _killed_at_the_journal)
         with pytest.raises(KeyboardInterrupt):
-            purge_rows(pool, read_criteria([f"url={row['url']}"]))
+            purge_rows(PoolWriter(pool), read_criteria([f"url={row['url']}"]))
     with pytest.raises(ValueError, match=r"no row of .* matches"):  # the first one is ended
-        purge_rows(pool, read_criteria(["url=https://other.example/"]))
+        purge_rows(PoolWriter(pool), read_criteria(["url=https://other.example/"]))
     assert len(disk.list_names(disk.join(pool, "purges"))) == 1
     assert len(explain_row(pool, row["url"])["purged"]) == 1
 
@@ -311,7 +313,11 @@ def test_a_row_that_a_selected_view_does_not_keep(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", rows(10))
     commits = read_commits(pool)
     write_selected_view(
-        commits, "even", "in the even rows", lambda start, stop: np.arange(start, stop) % 2 == 0
+        PoolWriter(commits.pool),
+        commits,
+        "even",
+        "in the even rows",
+        lambda start, stop: np.arange(start, stop) % 2 == 0,
     )
     decision = explain_row(pool, row_of(pool, 0, 1)["uid"])["attempts"][0]["views"]["even"]
     [rule] = decision["rules"]
@@ -328,7 +334,7 @@ def test_a_stray_folder_is_no_view_and_a_stray_file_has_a_remedy(
     recipe = Recipe(
         name="r", source=Source(kind="files", paths=("x.csv",)), views=(View(name="raw"),)
     )
-    choose_views(pool, recipe)
+    choose_views(PoolWriter(pool), recipe)
     uid = row_of(pool, 0, 0)["uid"]
     assert set(explain_row(pool, uid)["attempts"][0]["views"]) == {"raw", "wide"}
     stray.rmdir()

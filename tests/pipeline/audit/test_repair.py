@@ -20,7 +20,7 @@ from clipmill.pipeline.audit.counts import count_pool
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_rows
 from clipmill.pipeline.audit.repair import LOST, repair_lines, repair_pool
-from clipmill.pipeline.pool.lease import read_commit_record, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, read_sidecar
 from tests.support import audited
 from tests.support.bundles import damage_shard
 
@@ -40,7 +40,7 @@ def pool(whole: Path, tmp_path: Path) -> Path:
 
 def test_no_index_is_made_where_there_is_no_pool(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no shards/; is it the folder of a pool"):
-        repair.reindex(str(tmp_path))
+        repair.reindex(PoolWriter(str(tmp_path)))
     assert read_index_document(str(tmp_path)) is None
 
 
@@ -51,7 +51,7 @@ def values(pool: Path, shard: int) -> list[dict[str, object]]:
 
 def test_a_whole_pool_is_left_alone(pool: Path) -> None:
     before = {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()}
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert (result.done, result.left) == ((), ())
     assert repair_lines(result) == ["nothing is damaged"]
     assert {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()} == before
@@ -64,7 +64,7 @@ def test_a_sidecar_is_rebuilt_from_its_tar(pool: Path, damage: Callable[[Path], 
     tar_path = pool / f"shards/{shard:05d}.tar"
     before, tar = values(pool, shard), tar_path.read_bytes()
     damage(pool / f"shards/{shard:05d}.parquet")
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert result.left == ()
     assert verify(str(pool)) == []
     assert values(pool, shard) == before
@@ -77,7 +77,7 @@ def test_a_sidecar_is_rebuilt_from_its_tar(pool: Path, damage: Callable[[Path], 
 def test_rows_that_are_not_stored_keep_the_only_reason_of_the_shard(pool: Path) -> None:
     shard = next(n for n in range(3) if count_of(str(pool), f"{n:05d}"))
     (pool / f"shards/{shard:05d}.parquet").unlink()
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert LOST not in repair_lines(result)[0]
     assert {row["reason"] for row in values(pool, shard)} == {None, "missing_file"}
     # Their error messages are lost, so that the sidecar is another one.
@@ -90,9 +90,9 @@ def test_a_purged_row_stays_purged_where_its_sidecar_is_lost(pool: Path) -> None
     """With another reason it would be asked for again."""
     shard = next(n for n in range(3) if count_of(str(pool), f"{n:05d}"))
     stored = next(row for row in read_sidecar(str(pool), shard).to_pylist() if not row["reason"])
-    purge_rows(str(pool), {"uid": {stored["uid"]}})
+    purge_rows(PoolWriter(str(pool)), {"uid": {stored["uid"]}})
     Path(PoolLayout(str(pool)).sidecar(shard, 1)).unlink()
-    lines = repair_lines(repair_pool(str(pool)))
+    lines = repair_lines(repair_pool(PoolWriter(str(pool))))
     assert any(f"1 rows that are not stored have the reason {LOST}" in line for line in lines)
     (row,) = [row for row in values(pool, shard) if row["uid"] == stored["uid"]]
     assert (row["reason"], row["class"]) == ("purged", "refused")
@@ -104,7 +104,7 @@ def test_rows_whose_outcome_is_lost_can_be_asked_again(audited_pool: Path, tmp_p
     pool = str(shutil.copytree(audited_pool, tmp_path / "pool"))
     shard = next(name for name in ("00000", "00001", "00002") if len(count_of(pool, name)) > 1)
     Path(PoolLayout(pool).sidecar(shard)).unlink()
-    lines = repair_lines(repair_pool(pool))
+    lines = repair_lines(repair_pool(PoolWriter(pool)))
     assert any(f"have the reason {LOST}: `build --retry transient`" in line for line in lines)
     rows = read_sidecar(pool, shard).to_pylist()
     assert {row["reason"] for row in rows} == {None, LOST}
@@ -123,7 +123,7 @@ def test_the_rows_of_a_damaged_tar_are_fetched_again(pool: Path) -> None:
     tar = pool / "shards/00001.tar"
     before, others = tar.read_bytes(), (pool / "shards/00000.tar").stat().st_mtime_ns
     tar.write_bytes(before[:2000] + b"\xff" + before[2001:])
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert result.left == ()
     assert any("00001: fetched again: " in line for line in result.done)
     assert (pool / "shards/00001.r1.tar").read_bytes() == before
@@ -136,7 +136,7 @@ def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
     [columns] = pool.glob("scores/*/bundle-00000.parquet")
     damage_shard(columns, 1)
     (pool / "views/raw/bundle-00000.parquet").unlink()
-    lines = repair_lines(repair_pool(str(pool)))
+    lines = repair_lines(repair_pool(PoolWriter(str(pool))))
     assert sum("run clipmill score" in line for line in lines) == 1
     assert sum("run clipmill filter" in line for line in lines) == 1
     assert list(Bundle(str(columns)).shards) == ["00000", "00002"]
@@ -157,23 +157,23 @@ def test_a_record_comes_from_the_index_and_an_index_from_the_records(pool: Path)
     record = Path(PoolLayout(str(pool)).commit_record(1))
     before = record.read_bytes()
     record.write_bytes(before[:40])
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert record.read_bytes() == before
     assert result.left == ()
     [file] = pool.glob("index/commits-*.parquet")
     file.write_bytes(b"")
     assert verify(str(pool)) != []
-    assert repair_pool(str(pool)).left == ()
+    assert repair_pool(PoolWriter(str(pool))).left == ()
     assert verify(str(pool)) == []
 
 
 def test_what_cannot_be_mended_is_named(pool: Path) -> None:
     part = pool / "pairs/part-00000.parquet"
     part.write_bytes(part.read_bytes()[:-9])
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert any("pairs/part-00000.parquet: damaged" in line for line in result.left)
     with pytest.raises(ValueError, match="is it the folder of a pool"):
-        repair_pool(str(pool / "nothing"))
+        repair_pool(PoolWriter(str(pool / "nothing")))
 
 
 def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool: Path) -> None:
@@ -183,12 +183,12 @@ def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool:
     document.write_text(document.read_text().replace('"stored": 11', '"stored": 12'))
     names = [line.partition(":")[0] for line in verify(str(pool))]
     assert names == ["parts.parquet", "pool.json"]
-    result = repair_pool(str(pool))
+    result = repair_pool(PoolWriter(str(pool)))
     assert (len(result.done), result.left) == (2, ())
     assert '"stored": 11' in document.read_text()
     recipe = pool / "recipe.json"
     before = recipe.read_text()
     recipe.write_text(before.replace('"local"', '"changed"'))
-    [line] = repair_pool(str(pool)).left
+    [line] = repair_pool(PoolWriter(str(pool))).left
     assert line.startswith("recipe.json: damaged: ")
     assert "was changed after clipmill wrote it" in line

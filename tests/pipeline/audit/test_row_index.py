@@ -17,7 +17,7 @@ from clipmill.pipeline.audit import explain, row_index
 from clipmill.pipeline.audit.explain import explain_row
 from clipmill.pipeline.audit.purge import find_rows
 from clipmill.pipeline.audit.row_index import extend_row_index, locate, write_row_index
-from clipmill.pipeline.pool.lease import LeaseLost, read_sidecar
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter, read_sidecar
 from tests.support.small_pool import make_pool, rows
 
 
@@ -59,7 +59,7 @@ def test_every_uid_url_and_key_leads_to_its_shard(
     monkeypatch.setattr(row_index, "ROW_GROUP", row_group)
     pool = make_pool(tmp_path, rows(40))
     commits = update_index(pool)
-    assert write_row_index(commits) == 80
+    assert write_row_index(PoolWriter(pool), commits) == 80
     check_every_row(pool)
     assert locate(commits, "0" * 32).shards == ()
     for url in ("https://nowhere.example/", "http://\udcff.example/"):  # of a terminal: no UTF-8
@@ -68,8 +68,9 @@ def test_every_uid_url_and_key_leads_to_its_shard(
 
 @pytest.mark.parametrize("name", ["dog.jpg", "g" * 32, "12", "999990000", "", "\udcff"])
 def test_other_names_may_be_in_any_shard(tmp_path: Path, name: str) -> None:
-    commits = read_commits(make_pool(tmp_path, rows(5)))
-    write_row_index(commits)
+    pool = make_pool(tmp_path, rows(5))
+    commits = read_commits(pool)
+    write_row_index(PoolWriter(pool), commits)
     located = locate(commits, name)
     assert located.shards == ()
     assert located.others.tolist() == commits.shards.tolist()
@@ -79,28 +80,28 @@ def test_other_names_may_be_in_any_shard(tmp_path: Path, name: str) -> None:
 def test_a_table_is_extended_by_what_it_lacks(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(40))
     last = int(read_commits(pool).shards[-1])
-    assert extend_row_index(part_of(pool, 0, 2)) > 0
+    assert extend_row_index(PoolWriter(pool), part_of(pool, 0, 2)) > 0
     uid = read_sidecar(pool, last)["uid"][0].as_py()
     located = locate(read_commits(pool), uid)
     assert located.shards == ()
     assert last in located.others.tolist()
     assert {0, 2} & set(located.others.tolist()) == set()
     assert f"lacks {last - 1} of {last + 1} shards" in located.remark
-    assert extend_row_index(read_commits(pool)) > 0
-    assert extend_row_index(read_commits(pool)) == 0, "it has all"
+    assert extend_row_index(PoolWriter(pool), read_commits(pool)) > 0
+    assert extend_row_index(PoolWriter(pool), read_commits(pool)) == 0, "it has all"
     check_every_row(pool)
     assert files(pool) == ["rows.parquet"]
 
 
 def test_a_table_that_grows_shard_by_shard_is_that_of_the_whole_pool(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(30), per_shard=4)
-    write_row_index(read_commits(pool))
+    write_row_index(PoolWriter(pool), read_commits(pool))
     whole = table_of(pool).read_bytes()
     table_of(pool).unlink()
     shards = read_commits(pool).shards.tolist()
     order = [*shards[::2], *shards[1::2]]
     for count in range(1, len(shards) + 1):
-        assert extend_row_index(part_of(pool, *order[:count])) > 0
+        assert extend_row_index(PoolWriter(pool), part_of(pool, *order[:count])) > 0
     assert table_of(pool).read_bytes() == whole
     assert disk.read_metadata(table_of(pool))["shards"] == [[0, len(shards) - 1]]
     check_every_row(pool)
@@ -109,7 +110,7 @@ def test_a_table_that_grows_shard_by_shard_is_that_of_the_whole_pool(tmp_path: P
 def test_a_small_pool_gets_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_index, "MIN_ROWS", 41)
     pool = make_pool(tmp_path, rows(40))
-    assert extend_row_index(read_commits(pool)) == 0
+    assert extend_row_index(PoolWriter(pool), read_commits(pool)) == 0
     assert not (tmp_path / "index/rows").exists()
 
 
@@ -122,7 +123,7 @@ def test_a_table_that_cannot_be_extended_is_a_warning(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(row_index.disk, "publish", full)
-    assert extend_row_index(read_commits(pool)) == 0
+    assert extend_row_index(PoolWriter(pool), read_commits(pool)) == 0
     assert "No space left on device" in caplog.text
     assert not table_of(pool).exists()
 
@@ -130,7 +131,7 @@ def test_a_table_that_cannot_be_extended_is_a_warning(
 def test_a_command_that_lost_its_lease_names_no_run(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(40))
     with pytest.raises(LeaseLost):
-        extend_row_index(read_commits(pool), fence=7)
+        extend_row_index(PoolWriter(pool, 7), read_commits(pool))
     assert not table_of(pool).exists()
 
 
@@ -141,7 +142,7 @@ def test_a_damaged_table_is_told_and_every_sidecar_is_read(
     monkeypatch.setattr(explain, "MANY_SHARDS", 1)
     caplog.set_level(logging.INFO)
     pool = make_pool(tmp_path, rows(20))
-    write_row_index(read_commits(pool))
+    write_row_index(PoolWriter(pool), read_commits(pool))
     uid = read_sidecar(pool, 1)["uid"][0].as_py()
     explain_row(pool, uid)
     assert caplog.messages == []
@@ -158,7 +159,7 @@ def test_a_damaged_table_is_told_and_every_sidecar_is_read(
     (line,) = caplog.messages
     assert "sidecars are read one by one" in line
     assert f"clipmill audit reindex {pool} makes the table anew" in line
-    write_row_index(read_commits(pool))
+    write_row_index(PoolWriter(pool), read_commits(pool))
     caplog.clear()
     explain_row(pool, uid)
     assert caplog.messages == []
@@ -166,10 +167,10 @@ def test_a_damaged_table_is_told_and_every_sidecar_is_read(
 
 def test_a_damaged_table_is_made_anew_with_the_next_shards(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
-    write_row_index(read_commits(pool))
+    write_row_index(PoolWriter(pool), read_commits(pool))
     whole = table_of(pool).read_bytes()
     table_of(pool).write_bytes(whole[:-20])
-    assert extend_row_index(read_commits(pool)) > 0
+    assert extend_row_index(PoolWriter(pool), read_commits(pool)) > 0
     assert table_of(pool).read_bytes() == whole
     check_every_row(pool)
 
@@ -191,7 +192,7 @@ def test_the_row_index_spares_the_other_files(pool: str, monkeypatch: pytest.Mon
     commits = update_index(pool)
     shard, _, row = sidecar_rows(pool)[13]
     slow = find_rows(commits, {"uid": {row["uid"]}})
-    write_row_index(commits)
+    write_row_index(PoolWriter(pool), commits)
     read, opened = disk.read_parquet, []
 
     def counted(path: Any, *args: Any, **options: Any) -> pa.Table:

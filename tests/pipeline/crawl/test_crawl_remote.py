@@ -17,6 +17,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.crawl import sources
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.sources import parts
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support.warcs import block, record
 from tests.support.wats import INFO, image, page, zipped
 from tests.support.web_files import FileServer
@@ -69,7 +70,7 @@ def test_a_crawl_by_name_in_a_store(kind: str, tmp_path: Path) -> None:
     for name, data in web(kind).items():
         disk.write_bytes(base.rstrip("/") + name, data)
     source = Source(kind=f"{kind}_index", crawl="CC-TEST", sample=1, seed=3, base=base)  # type: ignore[arg-type]
-    assert crawl(source, str(tmp_path / "pool"), "inline")["pairs"] == PAGES
+    assert crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")["pairs"] == PAGES
     assert len(parts(Source(kind=source.kind, crawl="CC-TEST", sample=2, base=base))) == 2
 
 
@@ -85,7 +86,7 @@ def test_a_broken_connection_never_passes_for_the_end_of_a_file(
         source = Source(kind=f"{kind}_index", crawl="CC-TEST", sample=2, base=server.base)  # type: ignore[arg-type]
         pool = str(tmp_path / "pool")
         server.cuts[path] = 1000
-        totals = crawl(source, pool, "inline")
+        totals = crawl(source, PoolWriter(pool), "inline")
         assert list(totals["failed"]) == [server.base + path[1:]], (
             "a broken connection passed for the end of the file"
         )
@@ -93,7 +94,7 @@ def test_a_broken_connection_never_passes_for_the_end_of_a_file(
         # The next time the line is whole; in another pool it breaks once: the stage tries again.
         for folder, cuts in ((pool, 0), (str(tmp_path / "again"), 1)):
             server.cuts[path] = cuts
-            totals = crawl(source, folder, "inline")
+            totals = crawl(source, PoolWriter(folder), "inline")
             assert (totals["pairs"], totals["damaged_records"]) == (2 * PAGES, 0)
             assert totals["failed"] == {}
             assert captions(folder) == [f"c{i}" for i in range(2 * PAGES)]
@@ -122,18 +123,18 @@ def test_a_part_of_another_version_is_read_again(
         return reader.batches(path, *rest)
 
     monkeypatch.setitem(sources.READERS, kind, dataclasses.replace(reader, batches=counted))
-    assert list(crawl(source, pool, "inline")["failed"]) == [paths[1]]
+    assert list(crawl(source, PoolWriter(pool), "inline")["failed"]) == [paths[1]]
     broken = False
-    assert crawl(source, pool, "inline")["failed"] == {}
+    assert crawl(source, PoolWriter(pool), "inline")["failed"] == {}
     assert read == {"0.csv": 1, "1.csv": 1}
     broken = True
-    crawl(source, str(tmp_path / "other"), "inline")
+    crawl(source, PoolWriter(str(tmp_path / "other")), "inline")
     monkeypatch.setattr(sources, "READ_VERSION", sources.READ_VERSION + 1)
     broken = False
-    assert crawl(source, str(tmp_path / "other"), "inline")["failed"] == {}
+    assert crawl(source, PoolWriter(str(tmp_path / "other")), "inline")["failed"] == {}
     assert read == {"0.csv": 3, "1.csv": 2}
     with pytest.raises(ValueError, match="this version of clipmill reads it in another way"):
-        crawl(source, pool, "inline")
+        crawl(source, PoolWriter(pool), "inline")
 
 
 @pytest.fixture(autouse=True)

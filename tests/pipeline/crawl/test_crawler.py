@@ -13,6 +13,7 @@ from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Source
 from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support.wats import captioned as wat
 
 
@@ -41,7 +42,7 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
     one = wat(tmp_path / "a.warc.wat.gz", "zero", "one", "two")
     two = wat(tmp_path / "b.warc.wat.gz", "one", "two", "three", first=1)
     pool = f"{scheme}{tmp_path}/pool"
-    totals = crawl(Source(kind="wat", paths=(two, one)), pool, "inline")
+    totals = crawl(Source(kind="wat", paths=(two, one)), PoolWriter(pool), "inline")
     assert captions(pool, 0) == ["one", "two", "three"]
     assert captions(pool, 1) == ["zero"]
     assert totals == {
@@ -65,15 +66,15 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
 def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
     one, two = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b")
     pool = str(tmp_path / "pool")
-    crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+    crawl(Source(kind="wat", paths=(one,)), PoolWriter(pool), "inline")
     with pytest.raises(
         ValueError, match=r"made of another source \(a\.wat\.gz is not in it, and b\.wat\.gz is\)"
     ):
-        crawl(Source(kind="wat", paths=(two,)), pool, "inline")
-    assert crawl(Source(kind="wat", paths=(one, two)), pool, "inline")["parts"] == 2
+        crawl(Source(kind="wat", paths=(two,)), PoolWriter(pool), "inline")
+    assert crawl(Source(kind="wat", paths=(one, two)), PoolWriter(pool), "inline")["parts"] == 2
     wat(tmp_path / "a.wat.gz", "a", "more")
     with pytest.raises(ValueError, match=r"a\.wat\.gz has another size"):
-        crawl(Source(kind="wat", paths=(one,)), pool, "inline")
+        crawl(Source(kind="wat", paths=(one,)), PoolWriter(pool), "inline")
 
 
 def test_a_pool_and_its_source_may_move(tmp_path: Path) -> None:
@@ -81,21 +82,21 @@ def test_a_pool_and_its_source_may_move(tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.mkdir()
     path = wat(first / "a.wat.gz", "one", "two")
-    totals = crawl(Source(kind="wat", paths=(path,)), str(first / "pool"), "inline")
+    totals = crawl(Source(kind="wat", paths=(path,)), PoolWriter(str(first / "pool")), "inline")
     shutil.copytree(first, tmp_path / "second")
     shutil.rmtree(first)
     moved, pool = tmp_path / "second/a.wat.gz", tmp_path / "second/pool"
     before = {p: p.read_bytes() for p in pool.rglob("*.parquet")}
-    assert crawl(Source(kind="wat", paths=(str(moved),)), str(pool), "inline") == totals
+    assert crawl(Source(kind="wat", paths=(str(moved),)), PoolWriter(str(pool)), "inline") == totals
     assert {p: p.read_bytes() for p in pool.rglob("*.parquet")} == before
     data = moved.read_bytes()
     moved.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ValueError, match="has changed since"):
-        crawl(Source(kind="wat", paths=(str(moved),)), str(pool), "inline")
+        crawl(Source(kind="wat", paths=(str(moved),)), PoolWriter(str(pool)), "inline")
     moved.write_bytes(data)
     renamed = moved.rename(moved.with_name("b.wat.gz"))
     with pytest.raises(ValueError, match="made of another source"):
-        crawl(Source(kind="wat", paths=(str(renamed),)), str(pool), "inline")
+        crawl(Source(kind="wat", paths=(str(renamed),)), PoolWriter(str(pool)), "inline")
 
 
 def test_a_source_of_files_may_not_move_because_its_pairs_name_absolute_paths(
@@ -105,17 +106,21 @@ def test_a_source_of_files_may_not_move_because_its_pairs_name_absolute_paths(
         (tmp_path / name).mkdir()
         (tmp_path / name / "t.csv").write_text("file,caption\na.jpg,a\n")
     pool = str(tmp_path / "pool")
-    crawl(Source(kind="files", paths=(str(tmp_path / "first/t.csv"),)), pool, "inline")
+    crawl(Source(kind="files", paths=(str(tmp_path / "first/t.csv"),)), PoolWriter(pool), "inline")
     with pytest.raises(ValueError, match="made of another source"):
-        crawl(Source(kind="files", paths=(str(tmp_path / "second/t.csv"),)), pool, "inline")
+        crawl(
+            Source(kind="files", paths=(str(tmp_path / "second/t.csv"),)),
+            PoolWriter(pool),
+            "inline",
+        )
 
 
 def test_the_table_of_parts_is_written_by_the_next_crawl_after_a_kill(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     source = Source(kind="wat", paths=(wat(tmp_path / "a.warc.wat.gz", "zero", "one"),))
-    totals = crawl(source, pool, "inline")
+    totals = crawl(source, PoolWriter(pool), "inline")
     table = Path(PoolLayout(pool).parts)
     before = table.read_bytes()
     table.unlink()  # as after a kill behind the last part of the pairs
-    assert crawl(source, pool, "inline") == totals
+    assert crawl(source, PoolWriter(pool), "inline") == totals
     assert table.read_bytes() == before

@@ -20,6 +20,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import self_kills
 
 
@@ -65,7 +66,7 @@ def test_the_first_stays_however_many_partitions_there_are(
 ) -> None:
     monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", rows_per_partition)
     source, pool = tables(tmp_path / "in"), f"{scheme}{tmp_path}/pool"
-    totals = crawl(source, pool, "inline")
+    totals = crawl(source, PoolWriter(pool), "inline")
     left = [[(r["url"], r["caption"], r["link"]) for r in part] for part in rows(pool)]
     assert left == expected(source)
     assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values()) == 1600
@@ -79,7 +80,7 @@ def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
 ) -> None:
     monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 40)
     source = tables(tmp_path / "in", rows=40)
-    crawl(source, str(tmp_path / "whole"), "inline")
+    crawl(source, PoolWriter(str(tmp_path / "whole")), "inline")
     written: list[str] = []
     before = 0 if stop == "pairs/part-00003" else 2  # of the same step
     stopped = False
@@ -102,9 +103,9 @@ def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
     watched("create_file")
     pool = str(tmp_path / "pool")
     with pytest.raises(KeyboardInterrupt):
-        crawl(source, pool, "inline")
+        crawl(source, PoolWriter(pool), "inline")
     (tmp_path / "pool/pairs/.part-00001.parquet.partial.1").write_bytes(b"half")
-    crawl(source, pool, "inline")
+    crawl(source, PoolWriter(pool), "inline")
     assert stopped
     assert len(written) == len(set(written))
     assert sorted(path.name for path in (tmp_path / "pool/pairs").glob("*part-*")) == [
@@ -134,7 +135,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
                 for step in ("scatter", "gather", "write"):
                     self_kills.mark(marks, step, 1)
                 monkeypatch.setattr(crawler, "Stage", partial(self_kills.dying_stage, str(marks)))
-            crawl(source, str(tmp_path / engine), engine, workers=2)  # type: ignore[arg-type]
+            crawl(source, PoolWriter(str(tmp_path / engine)), engine, workers=2)  # type: ignore[arg-type]
     finally:
         ray_runtime.disconnect()
     assert not list(marks.iterdir())
@@ -154,7 +155,7 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
     disk.write_parquet(crawler.extracted(pool, 0), table, metadata)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crawler, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
-        assert crawler.commit(pool, ["x"], {}, "inline", counts=np.array([5])) == {}
+        assert crawler.commit(PoolWriter(pool), ["x"], {}, "inline", counts=np.array([5])) == {}
     left = disk.read_parquet(PoolLayout(pool).pairs_part(0))
     assert left["link"].to_pylist() == [0, 1, 2, 4]
     assert disk.read_metadata(PoolLayout(pool).pairs_part(0))["reasons"] == {"duplicate_pair": 1}
@@ -164,5 +165,5 @@ def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -
     table = pa.Table.from_pylist([{**dict.fromkeys(PAIRS.names), "uid": "x" * 32}], schema=PAIRS)
     metadata = {"pairs": 1, "reasons": {}}
     disk.write_parquet(crawler.extracted(str(tmp_path), 0), table, metadata)
-    failed = crawler.commit(str(tmp_path), ["x"], {}, "inline", counts=np.array([1]))
+    failed = crawler.commit(PoolWriter(str(tmp_path)), ["x"], {}, "inline", counts=np.array([1]))
     assert "a uid does not have 32 hex digits" in failed["scatter-00000"]

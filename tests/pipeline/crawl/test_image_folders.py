@@ -15,6 +15,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.sources import parts
 from clipmill.pipeline.crawl.tables import ImageFolder
+from clipmill.pipeline.pool.lease import PoolWriter
 
 ODD_NAMES = ("a b.jpg", "c#1.PNG", "50%25.jpeg", "line\nbreak.webp", "東京/é.jpg", "deep/er/x.JPG")
 
@@ -31,7 +32,7 @@ def crawled(folder: Path, **keys: Any) -> tuple[list[dict[str, Any]], dict[str, 
     """Rows and totals of a folder."""
     source = Source(kind="image_folder", paths=(str(folder),), **keys)
     pool = str(folder.parent / "pool")
-    totals = crawl(source, pool, "inline")
+    totals = crawl(source, PoolWriter(pool), "inline")
     assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values())
     rows = disk.read_parquet(disk.join(pool, "pairs/part-00000.parquet")).to_pylist()
     assert all(row["uid"] == disk.uid_of(row["url"], row["caption"]) for row in rows)
@@ -182,7 +183,7 @@ def test_cocos_annotations_lie_beside_the_folder(tmp_path: Path) -> None:
     disk.write_bytes(f"{store}/train/1.jpg", b"")
     disk.write_json(f"{store}/annotations/captions.json", document)
     source = Source(kind="image_folder", paths=(f"{store}/train",), **named)
-    assert crawl(source, str(tmp_path / "of a store"), "inline")["pairs"] == 3
+    assert crawl(source, PoolWriter(str(tmp_path / "of a store")), "inline")["pairs"] == 3
 
 
 def test_a_folder_at_a_url(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_folder_at_a_url(tmp_path: Path) -> None:
         disk.write_bytes(f"{root}/{name}", b"")
     source = Source(kind="image_folder", paths=(root,), captions="class_folders")
     pool = f"{root}-pool"
-    assert crawl(source, pool, "inline")["pairs"] == 2
+    assert crawl(source, PoolWriter(pool), "inline")["pairs"] == 2
     rows = disk.read_parquet(f"{pool}/pairs/part-00000.parquet").to_pylist()
     assert [row["url"] for row in rows] == [f"{root}/cat/1.jpg", f"{root}/dog/2 #.jpg"]
 
@@ -216,10 +217,10 @@ def test_folders_that_cannot_be_read_are_refused_with_what_to_write(tmp_path: Pa
     with pytest.raises(
         ValueError, match=r"there is no .*/photos/metadata\.csv; captions names a tab"
     ):
-        crawl(source, str(tmp_path / "pool"), "inline")
+        crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
     (tmp_path / "photos/metadata.csv").write_text("file,caption\na.jpg,a\n")
     with pytest.raises(ValueError, match=r"no column 'file_name'; did you mean 'file'"):
-        crawl(source, str(tmp_path / "pool"), "inline")
+        crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
     source = Source(kind="image_folder", paths=(f"{folder}/metadata.csv",), captions="txt")
     with pytest.raises(ValueError, match=r"which is no folder: .* write kind: files"):
         parts(source)

@@ -34,6 +34,7 @@ from clipmill.pipeline.crawl.parts import (
     top_reasons,
     write_parts,
 )
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.wats import image, page, zipped
@@ -196,8 +197,8 @@ def test_the_commonest_reasons_of_crawl_and_fetch_come_with_one_row_each(tmp_pat
     pool = str(tmp_path / "pool")
     assert top_reasons(pool) == []
     (tmp_path / "t.csv").write_text("url,caption\n" + "a.jpg,a\n" * 3 + "http://p.test/1,b\n" * 9)
-    crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), pool, "inline")
-    with ShardWriter(pool, 0, "task", "0") as writer:
+    crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), PoolWriter(pool), "inline")
+    with ShardWriter(PoolWriter(pool), 0, "task", "0") as writer:
         for row in range(5):
             reason = "missing_file" if row > 0 else "dns"
             record = dict.fromkeys(SIDECAR.names) | {
@@ -218,7 +219,7 @@ def test_examples_of_a_wat(tmp_path: Path) -> None:
     path = tmp_path / "x.wat.gz"
     path.write_bytes(zipped(page("http://page.test/", links)))
     pool = str(tmp_path / "pool")
-    crawl(Source(kind="wat", paths=(str(path),)), pool, "inline")
+    crawl(Source(kind="wat", paths=(str(path),)), PoolWriter(pool), "inline")
     assert {loss.reason: loss.example for loss in top_reasons(pool)} == {
         "no_alt": "http://page.test/: '/a.jpg'",
         "empty_alt": "http://page.test/: '/b.jpg'",
@@ -231,7 +232,11 @@ def test_a_source_that_is_lost_whole_is_said_with_its_reasons(
 ) -> None:
     (tmp_path / "t.csv").write_text("url,caption\n/data/a.jpg,a\n/data/b.jpg,b\n")
     with caplog.at_level(logging.WARNING):
-        crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), str(tmp_path / "p"), "inline")
+        crawl(
+            Source(kind="table", paths=(str(tmp_path / "t.csv"),)),
+            PoolWriter(str(tmp_path / "p")),
+            "inline",
+        )
     assert caplog.messages == [
         "none of the 2 rows of the source is a pair: 2 bad_url in crawl, for example t.csv row 1: "
         "'/data/a.jpg'"

@@ -18,6 +18,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.crawl import sources
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.sources import parts
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support.wats import INFO, zipped
 from tests.support.wats import captioned as wat
 
@@ -39,7 +40,7 @@ def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -
     assert sample(5) == sorted(sample(5), key=in_order.index)
     assert set(sample(3)) < set(sample(5)) < set(sample(12))
     assert sample(5, seed=1) != sample(5)
-    totals = crawl(source, str(tmp_path / "pool"), "inline")
+    totals = crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
     assert (totals["parts"], totals["pairs"]) == (4, 4)
     with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
         sample(13)
@@ -55,7 +56,7 @@ def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: 
         with pytest.raises(ValueError, match=r"is no table: its name must end in \.parquet"):
             parts(Source(kind="table", paths=(str(tmp_path / name),)))
     with pytest.raises(ValueError, match="adopted, not crawled"):
-        crawl(Source(kind="shards", paths=("0.tar",)), str(tmp_path / "pool"), "inline")
+        crawl(Source(kind="shards", paths=("0.tar",)), PoolWriter(str(tmp_path / "pool")), "inline")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"the folder .*/empty has no tables \(\.parquet"):
         parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))
@@ -103,11 +104,11 @@ def test_a_file_that_is_no_archive_is_a_failed_task(
     bad = tmp_path / "bad.gz"
     bad.write_bytes(content)
     source = Source(kind=kind, paths=(good, str(bad)))  # type: ignore[arg-type]
-    failed = crawl(source, str(tmp_path / "pool"), "inline")["failed"]
+    failed = crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")["failed"]
     assert list(failed) == [str(bad)]
     assert "is no WAT or WARC: no record begins in its first 65,536 bytes" in failed[str(bad)]
     bad.write_bytes(zipped([INFO]))
-    assert crawl(source, str(tmp_path / "pool"), "inline")["failed"] == {}
+    assert crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")["failed"] == {}
 
 
 def test_a_damaged_list_of_a_crawl_is_named(tmp_path: Path) -> None:
@@ -127,16 +128,16 @@ def test_a_changed_file_of_equal_size_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("url,caption\nhttp://p.test/1,a\n")
     source, pool = Source(kind="table", paths=(str(path),)), str(tmp_path / "pool")
-    totals = crawl(source, pool, "inline")
-    assert crawl(source, pool, "inline") == totals
+    totals = crawl(source, PoolWriter(pool), "inline")
+    assert crawl(source, PoolWriter(pool), "inline") == totals
     shutil.copy(path, tmp_path / "copy")  # the same content at another time
     os.replace(tmp_path / "copy", path)
-    assert crawl(source, pool, "inline") == totals
+    assert crawl(source, PoolWriter(pool), "inline") == totals
     path.write_text("url,caption\nhttp://p.test/1,b\n")
     with pytest.raises(
         ValueError, match=r"t\.csv has changed since .*/pool/pairs was made of it: b"
     ):
-        crawl(source, pool, "inline")
+        crawl(source, PoolWriter(pool), "inline")
 
 
 def test_a_part_is_read_again_where_its_file_changed_before_all_were_read(tmp_path: Path) -> None:
@@ -145,8 +146,8 @@ def test_a_part_is_read_again_where_its_file_changed_before_all_were_read(tmp_pa
     two.write_text("url,captions\nhttp://p.test/2,a\n")
     source = Source(kind="table", paths=(str(one), str(two)))
     pool = str(tmp_path / "pool")
-    assert list(crawl(source, pool, "inline")["failed"]) == [str(two)]
+    assert list(crawl(source, PoolWriter(pool), "inline")["failed"]) == [str(two)]
     one.write_text("url,caption\nhttp://p.test/1,b\n")
     two.write_text("url,caption\nhttp://p.test/2,a\n")
-    crawl(source, pool, "inline")
+    crawl(source, PoolWriter(pool), "inline")
     assert disk.read_parquet(f"{pool}/pairs/part-00000.parquet")["caption"].to_pylist() == ["b"]

@@ -19,13 +19,16 @@ from clipmill.pipeline.archives.urls import PartCounts
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.sources import parts
 from clipmill.pipeline.crawl.tables import url_table
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support.url_tables import FORMATS, left, read, table, texts, write
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tables_in_every_format_give_the_same_pairs(tmp_path: Path, name: str) -> None:
     pool = str(tmp_path / "pool")
-    totals = crawl(Source(kind="table", paths=(table(tmp_path / name),)), pool, "inline")
+    totals = crawl(
+        Source(kind="table", paths=(table(tmp_path / name),)), PoolWriter(pool), "inline"
+    )
     rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
     assert [(r["url"], r["caption"], r["link"]) for r in rows] == left(name)
     assert {r["wat"] for r in rows} == {name}
@@ -61,7 +64,7 @@ def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
         kind="table", paths=(str(tmp_path / "in"),), url_column="URL", caption_column="TEXT"
     )
     assert [Path(path).name for path in parts(source)] == ["a.parquet", "b.csv"]
-    totals = crawl(source, str(tmp_path / "pool"), "inline")
+    totals = crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
     assert (totals["pairs"], totals["reasons"]["duplicate_pair"]) == (3, 5)
 
 
@@ -70,13 +73,15 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, name: st
     path = table(tmp_path / name, ("n", "URL", "TEXT"))
     source = Source(kind="table", paths=(path,), url_column="URL", caption_column="TEXTS")
     with pytest.raises(ValueError, match=r"has no column 'TEXTS'; did you mean 'TEXT'"):
-        crawl(source, str(tmp_path / "pool"), "inline")
+        crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
     with pytest.raises(ValueError, match=r"has no column 'url'; did you mean 'URL'"):
         read(path)
     with pytest.raises(ValueError, match=r"has no column 'similarity'"):
         read(path, url_column="URL", caption_column="TEXT", extra_columns={"similarity": "float"})
     good = table(tmp_path / "good.csv", ("n", "URL", "TEXTS"))
-    failed = crawl(replace(source, paths=(good, path)), str(tmp_path / "pool"), "inline")["failed"]
+    failed = crawl(
+        replace(source, paths=(good, path)), PoolWriter(str(tmp_path / "pool")), "inline"
+    )["failed"]
     assert "has no column 'TEXTS'" in failed[path]
 
 
@@ -97,7 +102,7 @@ def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name
         "source_key": "000"
     }  # fmt: skip
     pool = str(tmp_path / "pool")
-    crawl(Source(kind="table", paths=(path,), extra_columns=EXTRA), pool, "inline")
+    crawl(Source(kind="table", paths=(path,), extra_columns=EXTRA), PoolWriter(pool), "inline")
     part = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet"))
     assert part.schema.equals(with_extra(PAIRS, EXTRA))
     assert part["n"].to_pylist() == [7]
@@ -124,7 +129,9 @@ def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -
         "file,caption,label\na.jpg,an a,1\nsub/b.jpg,a b,2\n,no file,3\nc.jpg,,4\n"
     )
     pool = str(tmp_path / "pool")
-    totals = crawl(Source(kind="files", paths=(str(folder / "captions.csv"),)), pool, "inline")
+    totals = crawl(
+        Source(kind="files", paths=(str(folder / "captions.csv"),)), PoolWriter(pool), "inline"
+    )
     rows = disk.read_parquet(disk.join(pool, "pairs", "part-00000.parquet")).to_pylist()
     assert [(r["url"], r["caption"]) for r in rows] == [
         (f"{folder}/a.jpg", "an a"),
@@ -146,7 +153,7 @@ def test_a_captions_list_of_other_columns_is_told_to_rename_them(
     (tmp_path / "c.csv").write_text(f"{header}\na.jpg,a cat\n")
     source = Source(kind="files", paths=(str(tmp_path / "c.csv"),))
     with pytest.raises(ValueError, match=message):
-        crawl(source, str(tmp_path / "pool"), "inline")
+        crawl(source, PoolWriter(str(tmp_path / "pool")), "inline")
 
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', '["\\udc00x", 1]'])
@@ -160,7 +167,7 @@ def test_an_extra_value_that_no_column_can_hold_is_null(text: str, tmp_path: Pat
             paths=(str(tmp_path / name),),
             extra_columns={"n": "json", "s": "n:string"},
         )
-        totals = crawl(source, str(tmp_path / f"pool-{name}"), "inline")
+        totals = crawl(source, PoolWriter(str(tmp_path / f"pool-{name}")), "inline")
         assert (totals["failed"], totals["pairs"]) == ({}, 1)
 
 

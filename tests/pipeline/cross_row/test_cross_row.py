@@ -23,7 +23,7 @@ from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline import cross_row
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.executor.tickets import Ticket
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.shuffle import stream
@@ -56,7 +56,7 @@ def columns(pool: str, spec: FilterSpec) -> dict[str, dict[str, Any]]:
 
 
 def run(pool: str, *specs: FilterSpec) -> None:
-    assert score(pool, specs, engine="inline")["failed"] == {}
+    assert score(PoolWriter(pool), specs, engine="inline")["failed"] == {}
     assert not (Path(pool) / ".transient").exists()
 
 
@@ -143,17 +143,17 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     view = View(name="v", rules=(Rule(name="often", where="often > 2"),))
     source = Source(kind="files", paths=("x.csv",))
     recipe = Recipe(name="r", source=source, filters=(OFTEN,), views=(view,))
-    kept = choose_views(pool, recipe)["v"].kept
+    kept = choose_views(PoolWriter(pool), recipe)["v"].kept
     before = disk.read_parquet(PoolLayout(pool).score_bundle(name, 4))["often"].to_pylist()
     write_shard(pool, 5, list(enumerate(rows(7), start=20)))
     with pytest.raises(ValueError, match="of an older state of the pool"):
-        choose_views(pool, recipe)
+        choose_views(PoolWriter(pool), recipe)
     grown = read_commits(pool)
     assert not Pool(grown).covers(document)
     run(pool, OFTEN)
     after = disk.read_parquet(PoolLayout(pool).score_bundle(name, 4))["often"].to_pylist()
     assert after != before  # the columns of the old shards are new too
-    assert choose_views(pool, recipe)["v"].kept > kept
+    assert choose_views(PoolWriter(pool), recipe)["v"].kept > kept
     assert verify(pool) == []
 
 
@@ -185,7 +185,7 @@ def test_an_interrupted_job_goes_on_where_it_was(
     kills = 0
     for _ in range(200):
         try:
-            score(pool, [OFTEN, NEAR], engine="inline")
+            score(PoolWriter(pool), [OFTEN, NEAR], engine="inline")
             break
         except Killed:
             kills += 1
@@ -200,7 +200,7 @@ def test_files_of_another_job_are_not_used(tmp_path: Path, monkeypatch: pytest.M
     captions = ("a b c d", "d e f a", None)
     pool = make_pool(tmp_path, [*rows(10), *(Row(caption=caption) for caption in captions)])
     planned = PoolLayout(pool)
-    (set_name,) = score(pool, [OFTEN], engine="inline")["sets"]
+    (set_name,) = score(PoolWriter(pool), [OFTEN], engine="inline")["sets"]
     disk.remove(planned.score_set_json(set_name))
     disk.remove(planned.score_bundle(set_name, 0))
     folder = planned.score_scratch(f"{set_name}-{read_commits(pool).fingerprint}")
@@ -245,7 +245,7 @@ def test_mistakes_of_a_filter(
 
     monkeypatch.setattr(Near if method == "links" else Often, method, wrong)
     pool = make_pool(tmp_path, rows(10))
-    report = score(pool, [NEAR if method == "links" else OFTEN], engine="inline")
+    report = score(PoolWriter(pool), [NEAR if method == "links" else OFTEN], engine="inline")
     ((_, reason),) = report["failed"].items()
     assert re.search(message, reason), reason
     assert "\n" not in reason
@@ -255,10 +255,10 @@ def test_mistakes_of_a_filter(
 @pytest.mark.slow
 def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no committed shard; build it first"):
-        score(str(tmp_path / "none"), [OFTEN], engine="inline")
+        score(PoolWriter(str(tmp_path / "none")), [OFTEN], engine="inline")
     failed = [Row(caption="x", reason="http_4xx") for _ in range(5)]
     with pytest.raises(ValueError, match="none of the 5 rows is stored"):
-        score(make_pool(tmp_path / "empty", failed), [OFTEN], engine="inline")
+        score(PoolWriter(make_pool(tmp_path / "empty", failed)), [OFTEN], engine="inline")
     pool = make_pool(tmp_path / "pool", rows(30))
     run(make_pool(tmp_path / "one", rows(1)), OFTEN, NEAR)
     sidecar = Path(PoolLayout(pool).sidecar(1))
@@ -267,7 +267,7 @@ def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"shard 00001 is damaged: .* 9 rows of 10; run clipmill audit repair "
     ):
-        score(pool, [OFTEN], engine="inline")
+        score(PoolWriter(pool), [OFTEN], engine="inline")
     sidecar.write_bytes(content)
     run(pool, OFTEN)
     (set_name,) = [n for n in disk.list_names(PoolLayout(pool).scores) if n.startswith("often@")]
@@ -284,14 +284,14 @@ def test_a_column_that_is_nowhere_names_the_filter_that_gives_it(tmp_path: Path)
     balance = FilterSpec(name="balance", options={"t": 3})
     message = "reads concept_entries, which .* does not have; put the filter concept into the rec"
     with pytest.raises(ValueError, match=message):
-        score(pool, [balance], engine="inline")
+        score(PoolWriter(pool), [balance], engine="inline")
 
 
 def planned(
     pool: str, columns: dict[str, tuple[str, ...]], name: str = "often"
 ) -> cross_row.PoolJob:
     instance = instances_of([FilterSpec(name=name)])[name]
-    return cross_row.plan_job(read_commits(pool), f"{name}@1", instance, columns, None)
+    return cross_row.plan_job(PoolWriter(pool), read_commits(pool), f"{name}@1", instance, columns)
 
 
 def test_tickets_and_partitions_follow_from_the_size(
@@ -336,7 +336,9 @@ def test_columns_of_two_shards(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(8), per_shard=5)
     commits = read_commits(pool)
     instance = instances_of([FilterSpec(name="many", kind="often")])["many"]
-    job = cross_row.plan_job(commits, "many@1", instance, {"": ("caption",)}, None)
+    job = cross_row.plan_job(
+        PoolWriter(commits.pool), commits, "many@1", instance, {"": ("caption",)}
+    )
     table = pa.table({"often": pa.array([7, None, 9]), "often_share": pa.array([0.5, 0.6, 0.7])})
     ids = np.array([1 << 32 | 2, 1, 0], np.uint64)
     job.exchange(cross_row.VALUES).write(0, table, ids)

@@ -17,6 +17,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline import cross_row
 from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from tests.support import self_kills, toy_pool_filters
 from tests.support.small_pool import make_pool, rows
@@ -54,7 +55,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     template = make_pool(tmp_path / "template", rows(16), per_shard=SHARDS)
     whole = str(tmp_path / "whole")
     shutil.copytree(template, whole)
-    assert score(whole, specs(TOYS, "Often", "Near"), engine="inline")["failed"] == {}
+    assert score(PoolWriter(whole), specs(TOYS, "Often", "Near"), engine="inline")["failed"] == {}
     expected = contents(whole)
     assert sorted(expected) == ["near", "often"]
     points = [("publish", 2)]
@@ -70,12 +71,12 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
         self_kills.write_filters(folder / "mine.py", TOYS.read_text(), marks)
         classes = ["Near"] if self_kills.of_linked_filters(point) else ["Often"]
         given = specs(folder / "mine.py", *(classes if times else ["Often", "Near"]))
-        report = score(pool, given, engine="ray")
+        report = score(PoolWriter(pool), given, engine="ray")
         assert not list(marks.iterdir()), f"no worker came to {point}"
         commands = 1
         if times == 2 and report["failed"]:
             assert all("the worker died" in reason for reason in report["failed"].values())
-            report = score(pool, given, engine="ray")
+            report = score(PoolWriter(pool), given, engine="ray")
             commands = 2
         print(f"killed at {point} {times} times: {commands} commands")
         assert report["failed"] == {}, point

@@ -36,6 +36,7 @@ from clipmill.pipeline.export import (
     write_shard_folder,
 )
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from tests.support import commands
@@ -317,7 +318,7 @@ def test_stale_views_and_scores(
 
 
 def test_a_view_whose_rows_were_all_purged(pool: str, tmp_path: Path) -> None:
-    purge_rows(pool, {"uid": set(kept_samples(pool))})
+    purge_rows(PoolWriter(pool), {"uid": set(kept_samples(pool))})
     with pytest.raises(ValueError, match="keeps nothing: its rows were purged"):
         KeptRows(pool, "wide")
 
@@ -416,8 +417,8 @@ def adopted(folder: Path) -> str:
     source = Source(kind="shards", paths=(str(tar),))
     stage = Stage(name="adopt", work=adopt_tars, config={"pool": pool})
     assert not execute(stage, tar_tickets(source), engine="inline").failed
-    score(pool, FILTERS, engine="inline")
-    choose_views(pool, Recipe(name="r", source=source, views=(View(name="raw"),)))
+    score(PoolWriter(pool), FILTERS, engine="inline")
+    choose_views(PoolWriter(pool), Recipe(name="r", source=source, views=(View(name="raw"),)))
     return pool
 
 

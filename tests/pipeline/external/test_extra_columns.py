@@ -8,7 +8,7 @@ from pathlib import Path
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
@@ -20,7 +20,7 @@ def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path
         dict(zip(columns, row, strict=True)) for row in ((0.31, "UNLIKELY", "[]"), (None,) * 3)
     ]
     row = dict.fromkeys(SIDECAR.names) | {"uid": "0" * 32, "url": "u", "sha256": "0" * 64}
-    with ShardWriter(str(tmp_path), 0, "task", "0", columns) as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0", columns) as writer:
         for number, own in enumerate(values):
             writer.add(number, {**row, **own}, b"\xff\xd8picture")
         writer.commit(2)

@@ -15,7 +15,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.fetch.download import Downloader
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
@@ -23,7 +23,7 @@ from tests.support.pairs import write_part
 
 
 def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
-    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0") as writer:
         for row, extension in enumerate(("jpg", "webp", "avif")):
             writer.add(
                 row,

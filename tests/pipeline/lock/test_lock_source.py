@@ -28,6 +28,7 @@ from clipmill.pipeline.planning.plan_files import (
     read_plan,
     rows_of_shard,
 )
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import locked_pools
 
 AGENT = "user_agent=me/1 (me@lab.example)"
@@ -108,17 +109,17 @@ def test_a_second_build_needs_the_same_lock_and_settings(lock: str, tmp_path: Pa
     moved = tmp_path / "moved.parquet"
     moved.write_bytes(Path(lock).read_bytes())
     renamed = recipe_of_lock(str(moved), ["user_agent=other/2", "per_host=9"])
-    write_lock_plan(pool, renamed)  # neither a name nor manners decide a pool
+    write_lock_plan(PoolWriter(pool), renamed)  # neither a name nor manners decide a pool
     assert (tmp_path / "pool" / "plan" / "plan.json").read_bytes() == before
     strict = recipe_of_lock(lock, [AGENT, "optout=strict"])
     with pytest.raises(ValueError, match=r"fetch\.optout was 'respect' and is 'strict'"):
-        write_lock_plan(pool, strict)
+        write_lock_plan(PoolWriter(pool), strict)
     other = locked_pools.make_pool(tmp_path / "other", 20)
     of_other = write_lock(other, str(tmp_path / "b.parquet")).path
     with pytest.raises(ValueError, match=r"was begun from lock .*, and .*b\.parquet is lock"):
-        write_lock_plan(pool, recipe_of_lock(of_other, [AGENT]))
+        write_lock_plan(PoolWriter(pool), recipe_of_lock(of_other, [AGENT]))
     with pytest.raises(ValueError, match=r"was built from another source"):
-        write_lock_plan(other, recipe)
+        write_lock_plan(PoolWriter(other), recipe)
     with pytest.raises(ValueError, match=r"was begun from lock .* source of kind table"):
         check_not_locked(pool, locked_pools.local_recipe())
     check_not_locked(other, locked_pools.local_recipe())

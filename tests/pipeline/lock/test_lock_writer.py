@@ -19,6 +19,7 @@ from clipmill.pipeline.audit.repair import rebuild_sidecar
 from clipmill.pipeline.lock import lock_writer
 from clipmill.pipeline.lock.lock_writer import lock_lines, write_lock
 from clipmill.pipeline.planning.plan_files import read_plan
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import locked_pools, plans
 
 
@@ -55,7 +56,7 @@ def test_small_row_groups_hold_whole_shards(
 
 def test_refused_and_purged_rows_are_not_handed_on(pool: str, tmp_path: Path) -> None:
     purged = [locked_pools.url(0), locked_pools.url(21)]
-    purge_rows(pool, {"url": set(purged)})
+    purge_rows(PoolWriter(pool), {"url": set(purged)})
     lock = write_lock(pool, str(tmp_path / "a.parquet"))
     assert lock.head.outcomes == {"http_4xx": 2, "stored": 30, "withheld": 8}
     hidden = [i for i in range(40) if i % 20 in (4, 5, 6)] + [0, 21]
@@ -154,7 +155,7 @@ def test_a_pool_with_a_missing_shard_or_sidecar_is_refused(pool: str, tmp_path: 
 
 def test_a_pool_whose_shard_was_replaced_is_locked(pool: str, tmp_path: Path) -> None:
     before = write_lock(pool, str(tmp_path / "a.parquet"))
-    rebuild_sidecar(pool, 0, locked_pools.local_recipe(), None)
+    rebuild_sidecar(PoolWriter(pool), 0, locked_pools.local_recipe())
     rebuild_index(pool)
     assert read_commits(pool).record(0).revision == 1
     after = write_lock(pool, str(tmp_path / "b.parquet"))

@@ -27,7 +27,7 @@ from clipmill.pipeline.lock.rebuild import (
     write_same_rows,
 )
 from clipmill.pipeline.planning.plan_files import read_plan
-from clipmill.pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
 from tests.support import locked_pools, plans
 from tests.support.bundles import mask_of
 
@@ -64,13 +64,13 @@ def test_two_labs_have_the_same_rows_and_the_same_hash(
 ) -> None:
     monkeypatch.setattr(rebuild, "BATCH_ROWS", batch_rows)
     first, second, a, b = labs
-    ours = write_same_rows(first, [a, b])
-    theirs = write_same_rows(second, [b, a])
+    ours = write_same_rows(PoolWriter(first), [a, b])
+    theirs = write_same_rows(PoolWriter(second), [b, a])
     assert ours == theirs
     assert (ours.view, ours.kept, ours.in_locks) == ("same_rows", len(EXPECTED), len(EXPECTED))
     assert kept_links(first, "same_rows") == kept_links(second, "same_rows") == EXPECTED
-    long = write_same_rows(first, [a, b], view="long", name="both")
-    assert long.rows_sha256 == write_same_rows(second, [a, b], view="long").rows_sha256
+    long = write_same_rows(PoolWriter(first), [a, b], view="long", name="both")
+    assert long.rows_sha256 == write_same_rows(PoolWriter(second), [a, b], view="long").rows_sha256
     assert kept_links(first, "both") == {i for i in EXPECTED if i % 3 == 0 or i >= 10}
     assert not list(verify(first))
     document = read_document(PoolLayout(first).view_json("both"), ViewDocument)
@@ -89,7 +89,7 @@ def test_a_row_with_other_bytes_is_not_the_same(tmp_path: Path) -> None:
     for shard in range(len(read_plan(second))):
         locked_pools.write_planned(second, shard, body=lambda i: locked_pools.image(i + (i == 7)))
     locked_pools.finish(second, locked_pools.local_recipe())
-    result = write_same_rows(second, [lock])
+    result = write_same_rows(PoolWriter(second), [lock])
     assert (result.kept, result.in_locks) == (19, 20)
     assert kept_links(second, "same_rows") == set(range(20)) - {7}
     assert "1 more rows are in the lock" in same_rows_lines([result])[1]
@@ -99,18 +99,18 @@ def test_a_view_is_not_matched_again_until_something_changes(
     labs: tuple[str, str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _, a, b = labs
-    before = write_same_rows(first, [a, b])
+    before = write_same_rows(PoolWriter(first), [a, b])
 
     def never(*_: Any) -> None:
         raise AssertionError
 
     with monkeypatch.context() as patch:
         patch.setattr(rebuild, "_match", never)
-        assert write_same_rows(first, [b, a]) == before
-    purge_rows(first, {"url": {locked_pools.url(0)}})
+        assert write_same_rows(PoolWriter(first), [b, a]) == before
+    purge_rows(PoolWriter(first), {"url": {locked_pools.url(0)}})
     document = read_document(PoolLayout(first).view_json("same_rows"), ViewDocument)
     assert document.rows_sha256 is None
-    after = write_same_rows(first, [a, b])
+    after = write_same_rows(PoolWriter(first), [a, b])
     assert (after.kept, after.in_locks) == (before.kept - 1, before.kept)
     assert after.rows_sha256 != before.rows_sha256
 
@@ -119,18 +119,18 @@ def test_the_views_of_a_lock_come_with_the_pool(tmp_path: Path) -> None:
     first = locked_pools.make_pool(tmp_path / "a", 30)
     lock = write_lock(first, str(tmp_path / "a.parquet"))
     second = locked_pools.make_from(lock.path, tmp_path / "b")
-    results = write_locked_views(read_commits(second), lock, [])
+    results = write_locked_views(PoolWriter(second), read_commits(second), lock, [])
     assert [result.view for result in results] == ["locked", "long", "raw"]
     assert results[1].rows_sha256 == lock.head.views["long"].rows_sha256
     assert results[0].rows_sha256 == lock.head.rows_sha256
     third = locked_pools.make_from(
         lock.path, tmp_path / "c", lambda i: "dns" if i % 3 == 0 or i >= 10 else None
     )
-    left = write_locked_views(read_commits(third), lock, [])
+    left = write_locked_views(PoolWriter(third), read_commits(third), lock, [])
     assert [result.view for result in left] == ["locked", "raw"]  # no row of `long` is left
     with pytest.raises(ValueError, match=r"view 'same_rows_long' keeps nothing"):
-        write_same_rows(third, [lock.path], view="long")
-    others = write_locked_views(read_commits(second), lock, ["long"])
+        write_same_rows(PoolWriter(third), [lock.path], view="long")
+    others = write_locked_views(PoolWriter(second), read_commits(second), lock, ["long"])
     assert [result.view for result in others] == ["locked", "raw"]
 
 
@@ -147,10 +147,10 @@ def test_locks_without_the_view_or_without_common_rows_are_refused(
         for number, pool in enumerate((first, second))
     ]
     with pytest.raises(ValueError, match=problem):
-        write_same_rows(first, locks, view=view)
+        write_same_rows(PoolWriter(first), locks, view=view)
     assert not disk.exists(PoolLayout(first).view_json("same_rows"))
     with pytest.raises(ValueError, match=r"no committed shards"):
-        write_same_rows(str(tmp_path / "none"), locks)
+        write_same_rows(PoolWriter(str(tmp_path / "none")), locks)
 
 
 LOST = {3: "http_4xx", 4: "optout_header", 5: "dns"}
@@ -168,7 +168,7 @@ def now(number: int) -> str | None:
 
 def test_every_row_is_counted_once(lock: LockFile, tmp_path: Path) -> None:
     pool = locked_pools.make_from(lock.path, tmp_path / "second", now)
-    drift = write_drift(read_commits(pool), lock)
+    drift = write_drift(PoolWriter(pool), read_commits(pool), lock)
     assert drift == read_document(PoolLayout(pool).drift_json, DriftDocument)
     assert (drift.rows, drift.stored, drift.same, drift.missing) == (40, 37, 32, 0)
     assert drift.drift == {"dns": 2, "http_4xx": 1, "substituted": 2}
@@ -212,5 +212,5 @@ def test_shards_that_are_not_committed_are_missing(lock: LockFile, tmp_path: Pat
 def test_a_lost_lease_writes_nothing(lock: LockFile, tmp_path: Path) -> None:
     pool = locked_pools.make_from(lock.path, tmp_path / "second")
     with pytest.raises(LeaseLost):
-        write_drift(read_commits(pool), lock, fence=7)
+        write_drift(PoolWriter(pool, 7), read_commits(pool), lock)
     assert not disk.exists(PoolLayout(pool).drift_json)

@@ -29,6 +29,7 @@ from clipmill.pipeline.look.page import (
 )
 from clipmill.pipeline.look.server import Answers
 from clipmill.pipeline.look.survey import Survey, survey_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, looked, plans, s3_server, small_pool
@@ -103,9 +104,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Survey:
         FilterSpec(name="copies", kind="duplicate", options={"best": "caption_words", **same}),
         FilterSpec(name="twins", kind="duplicate", options=same),
     )
-    score(pool, filters, engine="inline")
+    score(PoolWriter(pool), filters, engine="inline")
     long = view("long", ("half", "caption_chars >= top(caption_chars, 0.5)"))
-    choose_views(pool, recipe(long, filters=filters))
+    choose_views(PoolWriter(pool), recipe(long, filters=filters))
     return survey_pool(pool)
 
 

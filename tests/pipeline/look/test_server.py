@@ -23,6 +23,7 @@ from clipmill.pipeline.audit.purge import purge_rows, read_criteria
 from clipmill.pipeline.look.page import NoImage, page_data, render
 from clipmill.pipeline.look.server import Alike, Answers, Changed, make_server
 from clipmill.pipeline.look.survey import Survey, survey_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import looked, purged
 from tests.support.bundles import write_scores
 
@@ -80,7 +81,7 @@ def test_a_purged_row_is_not_shown_any_more(tmp_path: Path) -> None:
     caption = survey.rows.table["caption"][row].as_py()
     assert answers.image(shard, of_shard)
     assert answers.search(caption, "")["images"]
-    purge_rows(pool, read_criteria([f"url={url}"]))
+    purge_rows(PoolWriter(pool), read_criteria([f"url={url}"]))
     with pytest.raises(NoImage):
         answers.image(shard, of_shard)
     with pytest.raises(Changed):

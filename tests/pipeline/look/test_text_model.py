@@ -14,6 +14,7 @@ from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.look import server
 from clipmill.pipeline.look.server import Answers
 from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import looked
@@ -32,7 +33,12 @@ def model(clip_folder: Path, tmp_path: Path) -> Path:
 def answers(model: Path, tmp_path: Path) -> Answers:
     pool = make_pool(tmp_path / "pool", looked.rows(20))
     options = {"model": f"local-dir:{model}", "towers": ["image"], "device": "cpu"}
-    assert score(pool, [FilterSpec(name="embed", options=options)], engine="inline")["failed"] == {}
+    assert (
+        score(PoolWriter(pool), [FilterSpec(name="embed", options=options)], engine="inline")[
+            "failed"
+        ]
+        == {}
+    )
     return Answers(survey_pool(pool))
 
 

@@ -27,7 +27,7 @@ from clipmill.pipeline.planning.plan_files import (
     rows_of_shard,
 )
 from clipmill.pipeline.planning.planner import settings_hash, write_given_plan, write_plan
-from clipmill.pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
 from tests.support import audited
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
@@ -70,7 +70,7 @@ def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no plan; run clipmill build"):
         read_plan(str(tmp_path))
     pool = with_pairs(tmp_path)
-    write_plan(pool, RECIPE)
+    write_plan(PoolWriter(pool), RECIPE)
     for shard in (99, -1):
         with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
             read_shard(pool, shard)
@@ -159,7 +159,7 @@ def write(pool: Path, sizes: list[int]) -> str:
     for number, size in enumerate(sizes):
         shards.append((number % 2, shard(first, size)))
         first += size
-    write_given_plan(str(pool), FROM_LOCK, shards, "the-lock", 2)
+    write_given_plan(PoolWriter(str(pool)), FROM_LOCK, shards, "the-lock", 2)
     return str(pool)
 
 
@@ -207,15 +207,16 @@ def test_a_command_that_lost_its_lease_plans_nothing(
     """Whether it is lost before the first file, the table of shards or the document."""
     checks = []
 
-    def check(pool: str, fence: int | None) -> None:
-        checks.append((pool, fence))
+    def check(out: PoolWriter) -> None:
+        checks.append(out)
         if len(checks) > before:
             raise LeaseLost("taken over")
 
-    monkeypatch.setattr(planner, "check_fence", check)
+    monkeypatch.setattr(PoolWriter, "check", check)
+    out = PoolWriter(str(tmp_path), 7)
     with pytest.raises(LeaseLost, match="taken over"):
-        write_given_plan(str(tmp_path), FROM_LOCK, [(0, shard(0, 3))], "the-lock", 2, 7)
-    assert checks == [(str(tmp_path), 7)] * (before + 1)
+        write_given_plan(out, FROM_LOCK, [(0, shard(0, 3))], "the-lock", 2)
+    assert checks == [out] * (before + 1)
     assert len(disk.list_names(PoolLayout(str(tmp_path)).plan_round(0))) == before
     assert not is_planned(str(tmp_path))
 

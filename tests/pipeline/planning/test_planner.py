@@ -25,7 +25,7 @@ from clipmill.pipeline.planning.planner import (
     sort_pairs,
     write_plan,
 )
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from tests.support import audited, self_kills
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
@@ -75,7 +75,7 @@ def test_a_plan_holds_every_pair_in_fetch_order(tmp_path: Path, scheme: str, siz
     pool = f"{scheme}{tmp_path}/pool"
     for k, table in enumerate((empty, one, empty, two, empty)):
         write_part(pool, table, k, parts=5)
-    assert write_plan(pool, recipe()) == {}
+    assert write_plan(PoolWriter(pool), recipe()) == {}
     whole = pa.concat_tables([one, two])
     expected = plan_of(whole, 20, settings_hash(recipe().fetch))
     check(pool, whole, expected)
@@ -123,14 +123,14 @@ def test_any_shape_is_planned_as_row_by_row(
     table = pairs(urls(151, hosts))
     write_pairs(tmp_path, *(table.slice(start, 50) for start in range(0, 151, 50)))
     asked = recipe(rows_per_shard)
-    assert write_plan(str(tmp_path), asked) == {}
+    assert write_plan(PoolWriter(str(tmp_path)), asked) == {}
     check(str(tmp_path), table, plan_of(table, rows_per_shard, settings_hash(asked.fetch)))
 
 
 def test_part_and_row_say_where_a_pair_comes_from(tmp_path: Path, sizes: str) -> None:
     table = pairs(urls(90, 40))
     write_pairs(tmp_path, *(table.slice(start, 3) for start in range(0, 90, 3)))
-    write_plan(str(tmp_path), recipe())
+    write_plan(PoolWriter(str(tmp_path)), recipe())
     for path in sorted((tmp_path / "plan").glob("shards-*.parquet")):
         for row in disk.read_parquet(path, ["uid", "part", "row"]).to_pylist():
             assert table["uid"][3 * row["part"] + row["row"]].as_py() == row["uid"]
@@ -151,7 +151,7 @@ def test_a_uid_that_comes_twice_stays_twice_in_the_order_of_the_pairs(
     again = one.set_column(2, "caption", pa.array([f"again {i}" for i in range(30)]))
     write_pairs(tmp_path, one, again)
     whole = pa.concat_tables([one, again])
-    write_plan(str(tmp_path), recipe())
+    write_plan(PoolWriter(str(tmp_path)), recipe())
     expected = plan_of(whole, 20, settings_hash(recipe().fetch))
     check(str(tmp_path), whole, expected)
     captions = [p.caption for p in rows_of_shard(str(tmp_path), 0)]
@@ -171,7 +171,7 @@ def test_extra_columns_travel_and_a_part_without_one_is_named(tmp_path: Path) ->
         for pair in rows_of_shard(str(tmp_path / "a"), shard.shard):
             assert pair.extra == {"faces": f"[{pair.caption}]", "n": int(pair.caption)}
     write_pairs(tmp_path / "b", whole.slice(0, 20), table.slice(20))
-    failed = write_plan(str(tmp_path / "b"), asked)
+    failed = write_plan(PoolWriter(str(tmp_path / "b")), asked)
     assert "part-00001.parquet has no column 'faces'; run the stage crawl" in str(failed)
     assert not (tmp_path / "b/plan/plan.json").exists()
 
@@ -218,14 +218,14 @@ def test_a_round_that_is_stopped_anywhere_ends_in_the_same_bytes(
     def begun(name: str) -> Path:
         write_pairs(tmp_path / name, pairs(urls(50, 9)), pairs(urls(33, 2)))
         if retries:
-            write_plan(str(tmp_path / name), recipe(8))
+            write_plan(PoolWriter(str(tmp_path / name)), recipe(8))
         return tmp_path / name
 
     def run(pool: Path) -> None:
         if retries:
             retried(str(pool), recipe(8), keys)
         else:
-            write_plan(str(pool), recipe(8))
+            write_plan(PoolWriter(str(pool)), recipe(8))
 
     whole = begun("whole")
     if retries:
@@ -257,10 +257,10 @@ def test_files_of_another_job_are_not_taken(
     write_pairs(tmp_path / "b", pairs(urls(50, 9)))
     stopping.update(count=0, at=6)
     with pytest.raises(Stopped):
-        write_plan(str(tmp_path / "a"), recipe(8))
+        write_plan(PoolWriter(str(tmp_path / "a")), recipe(8))
     stopping["at"] = -1
-    write_plan(str(tmp_path / "a"), recipe(7))
-    write_plan(str(tmp_path / "b"), recipe(7))
+    write_plan(PoolWriter(str(tmp_path / "a")), recipe(7))
+    write_plan(PoolWriter(str(tmp_path / "b")), recipe(7))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -283,7 +283,10 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
                 for step in ("sort_pairs", "merge_runs"):
                     self_kills.mark(marks, step, 1)
                 monkeypatch.setattr(planner, "Stage", partial(self_kills.dying_stage, str(marks)))
-            assert write_plan(str(tmp_path / engine), recipe(8), engine=engine, workers=2) == {}  # type: ignore[arg-type]
+            assert (
+                write_plan(PoolWriter(str(tmp_path / engine)), recipe(8), engine=engine, workers=2)
+                == {}
+            )  # type: ignore[arg-type]
     finally:
         ray_runtime.disconnect()
     assert not list(marks.iterdir())
@@ -323,19 +326,19 @@ def test_a_plan_of_something_else_is_refused_with_what_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_pairs(tmp_path, pairs(urls(30, 9)))
-    write_plan(str(tmp_path), recipe())
+    write_plan(PoolWriter(str(tmp_path)), recipe())
     write_pairs(tmp_path, pairs(urls(count, 9)))
     monkeypatch.setattr(planner, "PLAN_VERSION", version)
     with pytest.raises(ValueError, match=message):
-        write_plan(str(tmp_path), asked)
+        write_plan(PoolWriter(str(tmp_path)), asked)
 
 
 def test_an_unfinished_crawl_is_not_planned(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no pairs to plan; run the stage crawl"):
-        write_plan(str(tmp_path), recipe())
+        write_plan(PoolWriter(str(tmp_path)), recipe())
     write_part(tmp_path, pairs(urls(5, 2)), parts=2)
     with pytest.raises(ValueError, match="1 of 2 parts"):
-        write_plan(str(tmp_path), recipe())
+        write_plan(PoolWriter(str(tmp_path)), recipe())
 
 
 def test_a_source_without_pairs_is_an_empty_plan(tmp_path: Path) -> None:
@@ -417,17 +420,17 @@ def test_all_transient_rows_are_retried_once(
         audited.write_shard(pool, shard)
     expected = transient_keys(pool, range(len(shards) - 1))
     assert len(expected) > 3
-    assert add_retries(pool, audited.RECIPE) == {}
+    assert add_retries(PoolWriter(pool), audited.RECIPE) == {}
     new = list(read_plan(pool))[len(shards) :]
     keys = [key for shard in new for key in read_shard(pool, shard.shard)[1]]
     assert sorted(map(str, keys)) == sorted(expected)
     before = sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet"))
-    assert add_retries(pool, audited.RECIPE) == {}, "nothing is left to retry"
+    assert add_retries(PoolWriter(pool), audited.RECIPE) == {}, "nothing is left to retry"
     assert sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet")) == before
     audited.write_shard(pool, shards[-1])
     late = transient_keys(pool, range(len(shards) - 1, len(shards)))
     assert late
-    assert add_retries(pool, audited.RECIPE) == {}
+    assert add_retries(PoolWriter(pool), audited.RECIPE) == {}
     rounds = read_rounds(pool)
     assert [each.number for each in rounds] == [0, 1, 2]
     retried = retried_keys(rounds, 0, len(read_plan(pool))).tolist()

@@ -23,6 +23,7 @@ from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.pool.lease import (
     LeaseLost,
+    PoolWriter,
     hold_lease,
     read_commit_record,
     read_sidecar,
@@ -258,21 +259,21 @@ def new_tar(folder: Path, data: bytes = bytes(1024)) -> tuple[TarFile, Path]:
 def test_a_replaced_shard_gets_names_that_its_new_record_names(store: str, tmp_path: Path) -> None:
     pool = pool_of(store, tmp_path)
     layout = PoolLayout(pool)
-    with hold_lease(pool, create=True) as lease:
+    with hold_lease(pool, create=True) as out:
         old = write_five(pool)
         rows = read_sidecar(pool, 3).to_pylist()
         rows[0]["caption"] = "gone"
         tar, staged = new_tar(tmp_path)
-        record = replace_shard(pool, 3, as_sidecar(rows), tar, staged_tar=staged, fence=lease.fence)
+        record = replace_shard(out, 3, as_sidecar(rows), tar, staged_tar=staged)
         assert (record.tar, record.sidecar, record.revision) == (
             "00003.r1.tar", "00003.r1.parquet", 1,
         )  # fmt: skip
-        assert (record.task, record.group, record.fence) == (old.task, old.group, lease.fence)
+        assert (record.task, record.group, record.fence) == (old.task, old.group, out.fence)
         assert record == read_commit_record(pool, 3) == read_commit_records(pool)["00003"]
         assert disk.read_bytes(layout.tar(record)) == staged.read_bytes()
         assert read_sidecar(pool, 3, ["caption"])["caption"][0].as_py() == "gone"
         # Only the sidecar again: the tar keeps its name
-        again = replace_shard(pool, 3, as_sidecar(rows), fence=lease.fence)
+        again = replace_shard(out, 3, as_sidecar(rows))
     assert (again.tar, again.sidecar) == ("00003.r1.tar", "00003.r2.parquet")
     assert disk.list_names(layout.shards) == [
         "00003.r1.tar",
@@ -286,12 +287,12 @@ def test_an_adopted_tar_stays_where_it_is(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     tar, staged = new_tar(tmp_path)
     tar = dataclasses.replace(tar, name=str(staged))
-    old = publish_shard(pool, 3, [], tar, task="t", group="0", duration_s=1)
+    old = publish_shard(PoolWriter(pool), 3, [], tar, task="t", group="0", duration_s=1)
     assert old.adopted
-    record = replace_shard(pool, 3, as_sidecar([]), fence=None)
+    record = replace_shard(PoolWriter(pool), 3, as_sidecar([]))
     assert (record.adopted, record.tar, record.sidecar) == (True, str(staged), "00003.r1.parquet")
     assert staged.exists()
-    record = replace_shard(pool, 3, as_sidecar([]), tar, staged_tar=staged, fence=None)
+    record = replace_shard(PoolWriter(pool), 3, as_sidecar([]), tar, staged_tar=staged)
     assert (record.adopted, record.tar) == (False, "00003.r2.tar")
     assert staged.exists()
 
@@ -307,7 +308,7 @@ def test_a_reader_with_the_old_record_reads_the_new_one_once(
 
     def meanwhile(*args: Any) -> pa.Table:
         monkeypatch.setattr(disk, "read_parquet", read_parquet)
-        replace_shard(pool, 3, as_sidecar(rows), fence=None)
+        replace_shard(PoolWriter(pool), 3, as_sidecar(rows))
         return read_parquet(*args)
 
     monkeypatch.setattr(disk, "read_parquet", meanwhile)
@@ -340,7 +341,7 @@ def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(
 
                 patch.setattr(disk, name, deadly)
             with contextlib.suppress(KeyboardInterrupt):
-                replace_shard(pool, 3, as_sidecar(table), tar, staged_tar=staged, fence=None)
+                replace_shard(PoolWriter(pool), 3, as_sidecar(table), tar, staged_tar=staged)
         record = read_commit_record(pool, 3)
         assert record is not None
         assert (record == old) == (n < 3)
@@ -355,7 +356,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
 ) -> None:
     pool = str(tmp_path)
     with pytest.raises(ValueError, match=r"shard 00003 of .* is not committed"):
-        replace_shard(pool, 3, as_sidecar([]), fence=None)
+        replace_shard(PoolWriter(pool), 3, as_sidecar([]))
     record = write_five(pool)
     table = read_sidecar(pool, 3).to_pylist()
     create_file = disk.create_file
@@ -367,7 +368,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
 
     monkeypatch.setattr(disk, "create_file", meanwhile)
     with pytest.raises(FileExistsError, match="another content"):
-        replace_shard(pool, 3, as_sidecar(table), fence=None)
+        replace_shard(PoolWriter(pool), 3, as_sidecar(table))
     assert read_commit_record(pool, 3) == CommitRecord.from_plain(changed)
 
 
@@ -388,9 +389,9 @@ def test_leftovers_under_a_name_without_a_lock_are_passed_over(tmp_path: Path) -
 
 def test_the_workers_of_a_lost_lease_publish_nothing(tmp_path: Path) -> None:
     pool = str(tmp_path)
-    with hold_lease(pool, create=True) as lease:
-        fence = lease.fence
-    with hold_lease(pool, create=True), ShardWriter(pool, 3, "task", "0", fence=fence) as writer:
+    with hold_lease(pool, create=True) as lost:
+        pass
+    with hold_lease(pool, create=True), ShardWriter(lost, 3, "task", "0") as writer:
         for i, row in enumerate(five_rows()):
             writer.add(i, *row)
         with pytest.raises(LeaseLost, match=r"taken over by .*nothing more is written"):
@@ -403,7 +404,14 @@ def test_a_tar_that_is_not_whole_is_not_published(tmp_path: Path) -> None:
     staged.write_bytes(b"short")
     with pytest.raises(OSError, match=r"new\.tar has 5 bytes of 1024"):
         publish_shard(
-            str(tmp_path), 3, [], tar, staged_tar=staged, task="t", group="0", duration_s=1
+            PoolWriter(str(tmp_path)),
+            3,
+            [],
+            tar,
+            staged_tar=staged,
+            task="t",
+            group="0",
+            duration_s=1,
         )
     assert read_commit_records(str(tmp_path)) == {}
 
@@ -417,7 +425,7 @@ CAPTION = FilterSpec(name="caption")
 
 def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "a", rows(20))
-    score(pool, [CAPTION], engine="inline")
+    score(PoolWriter(pool), [CAPTION], engine="inline")
     (name,) = complete_score_sets(pool)
     files, columns = AlignedFiles.of_scores(pool, name), ["caption_words"]
 

@@ -22,7 +22,7 @@ from clipmill.pipeline.pool.lease import (
     LeaseLost,
     LeaseOwner,
     LeaseRecord,
-    check_fence,
+    PoolWriter,
     hold_lease,
 )
 
@@ -80,15 +80,15 @@ def test_a_live_lease_is_respected_and_a_free_one_is_taken(store: str, tmp_path:
         message = r"is being written by `.*` \(process \d+ on .*, since 0 s\); wait for that"
         with pytest.raises(LeaseHeld, match=message), hold_lease(pool, create=True):
             pass
-        check_fence(pool, 1)
+        PoolWriter(pool, 1).check()
         with pytest.raises(LeaseLost):
-            check_fence(pool, 2)
-        check_fence(pool, None)
+            PoolWriter(pool, 2).check()
+        PoolWriter(pool).check()
     assert record_of(pool).owner is None
     with hold_lease(pool, create=True) as held:
         assert held.fence == 2
         with pytest.raises(LeaseLost, match="its lease was taken over by"):
-            check_fence(pool, 1)
+            PoolWriter(pool, 1).check()
 
 
 @pytest.mark.slow
@@ -132,15 +132,17 @@ def test_a_stopped_owner_is_taken_over_after_the_end_and_learns_of_it(
     monkeypatch.setattr(lease, "LEASE_S", 0.6)
     pool = str(tmp_path)
     with hold_lease(pool, create=True) as first:
-        renew = lease.Lease.renew
-        monkeypatch.setattr(lease.Lease, "renew", lambda own: own is first or renew(own))
+        renew, own = lease.Lease.renew, lease.Lease(pool, record_of(pool))
+        monkeypatch.setattr(
+            lease.Lease, "renew", lambda each: each.record.fence == first.fence or renew(each)
+        )
         time.sleep(1.0)
         with hold_lease(pool, create=True) as second:
             monkeypatch.undo()  # it goes on
             assert (first.fence, second.fence) == (1, 2)
             with pytest.raises(LeaseLost):
-                check_fence(pool, first.fence)
-            assert not first.renew()
+                first.check()
+            assert not own.renew()
             with pytest.raises(LeaseLost, match=r"because it was not renewed for \d s;"):
                 first.check()
             second.check()

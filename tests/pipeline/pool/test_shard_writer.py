@@ -21,7 +21,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
 from clipmill.manifests.text import valid_text
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
@@ -131,7 +131,7 @@ def test_what_goes_in_comes_out(
     given_rows: list[Row] = [
         ({"url": "u", "caption": caption}, image, {}) for image, caption in samples
     ]
-    with ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(pool), 0, "task", "0") as writer:
         for i in reversed(range(len(given_rows))):
             writer.add(i, *given_rows[i])
         record = writer.commit(len(given_rows))
@@ -144,7 +144,7 @@ def test_what_goes_in_comes_out(
 @pytest.mark.parametrize("lost", ["cut", "shifted"])
 def test_an_image_that_the_local_disk_loses_is_not_stored(tmp_path: Path, lost: str) -> None:
     record, image, extra = five_rows()[0]
-    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0") as writer:
         writer.add(0, record, image, extra)
         writer.add(1, record, image, extra)
         if lost == "cut":
@@ -160,7 +160,7 @@ def test_an_image_that_the_local_disk_loses_is_not_stored(tmp_path: Path, lost: 
 
 def test_the_books_of_a_writer_must_balance(tmp_path: Path) -> None:
     record, image, extra = five_rows()[0]
-    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0") as writer:
         with pytest.raises(AssertionError, match="stored is False"):
             writer.add(0, record, None)
         with pytest.raises(AssertionError, match="stored is True"):
@@ -235,7 +235,7 @@ def test_a_bad_byte_in_every_text_through_commit_and_read_back(
     }
     record["mine"] = bad
     columns = {"mine": "string"}
-    with ShardWriter(str(tmp_path), 0, "task", "0", columns) as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0", columns) as writer:
         writer.add(0, record, b"image" if stored else None, {"title": bad, "deep": [{bad: bad}]})
         writer.add(1, {"url": "http://a.test/", "caption": "fine"}, b"image")
         commit = writer.commit(2)
@@ -261,7 +261,7 @@ def test_a_bad_byte_in_every_text_through_commit_and_read_back(
 def test_an_integer_that_its_column_cannot_hold_costs_its_row(
     name: str, value: int, tmp_path: Path
 ) -> None:
-    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(str(tmp_path)), 0, "task", "0") as writer:
         writer.add(0, {"url": "u", "caption": "c", name: value}, b"image")
         writer.add(
             1, {"url": "u", "reason": "dns", "error_message": "no answer", name: value}, None

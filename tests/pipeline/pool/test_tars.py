@@ -14,7 +14,7 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter, member_block
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
 from clipmill.pipeline.pool.tars import index_tar
@@ -293,7 +293,7 @@ def test_a_sample_that_is_there_twice(tmp_path: Path, rows_of_it: int, left: lis
 @pytest.mark.parametrize("at", [100, 700, -1])
 def test_a_damaged_tar_gets_no_new_hash(tmp_path: Path, at: int) -> None:
     pool = str(tmp_path / "pool")
-    with ShardWriter(pool, 0, "task", "0") as writer:
+    with ShardWriter(PoolWriter(pool), 0, "task", "0") as writer:
         writer.add(0, {"url": "u", "caption": "c", "uid": "0" * 32}, b"image")
         writer.add(1, {"url": "v", "caption": "d", "uid": "1" * 32}, b"other")
         record = writer.commit(2)

@@ -14,6 +14,7 @@ from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.metadata_join import MatchCounts
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import match_line, score
 from clipmill.pipeline.views.files import choose_views
 from tests.support.chosen import recipe, view
@@ -46,21 +47,21 @@ def test_scores_and_a_subset_of_datacomp_as_rules(
         ),
     )
     with caplog.at_level(logging.INFO):
-        report = score(pool, specs, engine="inline")
+        report = score(PoolWriter(pool), specs, engine="inline")
     assert not report["failed"]
     assert "uids are not stored" in caplog.text
     name = next(name for name in report["sets"] if name.startswith("dc@"))
     assert report["sets"][name]["scored"] == report["sets"][name]["stored"] == 24
     best = view("best", ("clip", "dc_l14 >= top(dc_l14, 0.5)"))
     in_list = view("listed", ("listed", "small_basic_listed"))
-    documents = choose_views(pool, recipe(best, in_list, filters=specs))
+    documents = choose_views(PoolWriter(pool), recipe(best, in_list, filters=specs))
     assert documents["best"].kept == 12
     expected = sum(1 for number in range(0, 30, 3) if number % 5 != 4)
     assert documents["listed"].kept == expected
     before = AlignedFiles.of_scores(pool, name).read(1)[0]
-    assert score(pool, specs, engine="inline")["sets"] == report["sets"]
+    assert score(PoolWriter(pool), specs, engine="inline")["sets"] == report["sets"]
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
-    after = score(pool, specs, engine="inline")["sets"][name]
+    after = score(PoolWriter(pool), specs, engine="inline")["sets"][name]
     assert (after["rows"], after["stored"], after["scored"]) == (35, 28, 24)
     assert AlignedFiles.of_scores(pool, name).read(1)[0] == before
 
@@ -86,4 +87,4 @@ def test_a_table_that_is_damaged_is_an_error(tmp_path: Path) -> None:
         name="dc", kind="table", options={"paths": [str(path)], "take": {"text": "string"}}
     )
     with pytest.raises(OSError, match=r"0\.parquet is damaged"):
-        score(pool, (spec,), engine="inline")
+        score(PoolWriter(pool), (spec,), engine="inline")

@@ -17,6 +17,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec, Recipe
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import PoolSets, read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
@@ -71,7 +72,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(pool: str, *specs: FilterSpec, **options: Any) -> dict[str, Any]:
-    report = score(pool, specs, engine="inline", **options)
+    report = score(PoolWriter(pool), specs, engine="inline", **options)
     assert report["failed"] == {}
     return {name.partition("@")[0]: state for name, state in report["sets"].items()}
 
@@ -91,9 +92,9 @@ def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
     rules = (("enough", "long >= 2"), ("few", "words_twice < 10"))
     of_both = recipe(WORDS, LONG, rules=rules)
     with pytest.raises(ValueError, match=r"scores of filter long \(long@\w+\) are not there"):
-        choose_views(pool, of_both)
+        choose_views(PoolWriter(pool), of_both)
     run(pool, WORDS, LONG)
-    document = choose_views(pool, of_both)["v"]
+    document = choose_views(PoolWriter(pool), of_both)["v"]
     assert document.kept == sum(1 for i in range(20) if i % 5 != 4 and 2 <= i % 7 + 1 < 5)
     assert {name: each.partition("@")[0] for name, each in document.scores.items()} == {
         "long": "long", "words": "words",
@@ -107,7 +108,7 @@ def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
     assert "long_twice" in lines
     assert "and twice as many" in lines
     with pytest.raises(ValueError, match="uses column 'words' of filter words, which recipe 'r'"):
-        choose_views(pool, recipe(LONG, rules=[("a", "words > 1")]))
+        choose_views(PoolWriter(pool), recipe(LONG, rules=[("a", "words > 1")]))
 
 
 def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> No
 def test_what_cannot_be_read(tmp_path: Path, specs: list[FilterSpec], message: str) -> None:
     pool = make_pool(tmp_path, rows(5))
     with pytest.raises(ValueError, match=message) as error:
-        score(pool, specs, engine="inline")
+        score(PoolWriter(pool), specs, engine="inline")
     assert "\n" not in str(error.value)
 
 
@@ -165,6 +166,6 @@ def test_a_set_that_is_not_complete_is_not_read(tmp_path: Path) -> None:
     disk.remove(PoolLayout(pool).score_set_json(f"words@{words['id']}"))
     assert read_score_set(pool, f"words@{words['id']}") is None
     with pytest.raises(ValueError, match=r"which .* does not have"):
-        score(pool, [RATIO], engine="inline")
+        score(PoolWriter(pool), [RATIO], engine="inline")
     with pytest.raises(ValueError, match=r"are not complete in .*; score both"):
-        score(pool, [RATIO], engine="inline", recipe=recipe(WORDS, RATIO))
+        score(PoolWriter(pool), [RATIO], engine="inline", recipe=recipe(WORDS, RATIO))

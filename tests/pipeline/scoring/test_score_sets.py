@@ -16,6 +16,7 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.scoring import score_sets
 from clipmill.pipeline.scoring.score_sets import (
@@ -45,7 +46,7 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
     assert score_sets.read_score_set(pool, NAME) is None
     with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
         score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
-    score(pool, [CAPTION, PICTURE], engine="inline")
+    score(PoolWriter(pool), [CAPTION, PICTURE], engine="inline")
     documents = complete_score_sets(pool)
     assert list(documents) == [NAME, set_name(PICTURE)]
     assert documents[NAME].columns == ("caption_words", "caption_chars")
@@ -108,7 +109,7 @@ def test_filters_that_cannot_be_meant(
 def commit(folder: Path, values: list[int], **metadata: object) -> int:
     written = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2, **metadata}
     content = parquet_bytes(pa.table({"a": values}), {**written, "scored": len(values)})
-    return commit_columns(PoolLayout(str(folder)), "a@1", 0, content, written, len(values), None)
+    return commit_columns(PoolWriter(str(folder)), "a@1", 0, content, written, len(values))
 
 
 def test_columns_of_the_same_rows_stay_and_others_are_replaced(tmp_path: Path) -> None:
@@ -136,14 +137,14 @@ def test_columns_end_in_bundles_that_show_only_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make_pool(tmp_path / "one", rows(15), per_shard=3)
-    first = score(one, [CAPTION], engine="inline")["sets"][NAME]
+    first = score(PoolWriter(one), [CAPTION], engine="inline")["sets"][NAME]
     assert disk.list_names(PoolLayout(one).score_set(NAME)) == [
         "bundle-00000.parquet", "scores.json",
     ]  # fmt: skip
     expected = columns(one)
     make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path / "pool", rows(15), per_shard=3)
-    second = score(pool, [CAPTION], engine="inline")["sets"][NAME]
+    second = score(PoolWriter(pool), [CAPTION], engine="inline")["sets"][NAME]
     assert disk.list_names(PoolLayout(pool).score_set(NAME)) == [
         "bundle-00000.parquet", "bundle-00001.parquet", "bundle-00002.parquet", "scores.json",
     ]  # fmt: skip
@@ -165,10 +166,10 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
         with monkeypatch.context() as patch:
             patch.setattr("clipmill.pipeline.scoring.score_sets.disk." + target, killed)
             with pytest.raises(KeyboardInterrupt):
-                score(pool, [CAPTION], engine="inline")
+                score(PoolWriter(pool), [CAPTION], engine="inline")
         assert scored_shards(read_commits(pool), NAME).all()
         assert score_sets.read_score_set(pool, NAME) is None
-    assert score(pool, [CAPTION], engine="inline")["failed"] == {}
+    assert score(PoolWriter(pool), [CAPTION], engine="inline")["failed"] == {}
     assert len(columns(pool)) == 18
 
 
@@ -177,7 +178,7 @@ def test_a_bundle_of_a_shard_without_columns_is_refused(
 ) -> None:
     make_bundles_small(monkeypatch)
     with pytest.raises(ValueError, match="there are no columns of shard 4"):
-        score_sets.write_bundle(str(tmp_path), NAME, [4, 5])
+        score_sets.write_bundle(PoolWriter(str(tmp_path)), NAME, [4, 5])
 
 
 # --- pools without rows ---------------------------------------------------------------------------
@@ -193,9 +194,9 @@ def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -
     with pytest.raises(ValueError, match=expected):
         shards_with_rows(pool)
     with pytest.raises(ValueError, match=expected):
-        files.choose_views(pool, RECIPE)
+        files.choose_views(PoolWriter(pool), RECIPE)
     with pytest.raises(ValueError, match=expected):
-        score(pool, [CAPTION], engine="inline")
+        score(PoolWriter(pool), [CAPTION], engine="inline")
 
 
 def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_pat
     write_part(tmp_path, PAIRS.empty_table(), links=7727, reasons=reasons)
     expected = "none of the 7727 rows of the source became a pair: bad_url 7700, no_caption 27"
     with pytest.raises(ValueError, match=expected):
-        files.choose_views(str(tmp_path), RECIPE)
+        files.choose_views(PoolWriter(str(tmp_path)), RECIPE)
 
 
 def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:

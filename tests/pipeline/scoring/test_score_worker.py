@@ -16,6 +16,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.scoring.worker import ScoreWorker
 from tests.support.bundles import scores_of
@@ -86,7 +87,7 @@ def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
     monkeypatch.setattr("clipmill.pipeline.scoring.worker.CHUNK", 2)
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(7)])
     specs = [FilterSpec(name="batch_size"), FilterSpec(name="picture")]
-    report = score(pool, specs, engine="inline")
+    report = score(PoolWriter(pool), specs, engine="inline")
     name, of_images = report["sets"]
     values = scores_of(pool, name, 0)["batch_size"].to_pylist()
     assert values == [7] * 7
@@ -105,7 +106,7 @@ def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
 def test_a_mistake_ends_the_shard_with_one_line(tmp_path: Path, mistake: str, message: str) -> None:
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(8)])
     spec = FilterSpec(name="faulty", options={"mistake": mistake})
-    report = score(pool, [spec], engine="inline")
+    report = score(PoolWriter(pool), [spec], engine="inline")
     assert message in report["failed"]["00000"]
     assert "\n" not in report["failed"]["00000"]
     assert list(report["sets"].values()) == [{}]
@@ -113,7 +114,7 @@ def test_a_mistake_ends_the_shard_with_one_line(tmp_path: Path, mistake: str, me
 
 def test_a_row_with_a_value_of_another_type_costs_one_value(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, [Row(caption="bad" if i == 3 else "x") for i in range(9)])
-    report = score(pool, [FilterSpec(name="faulty")], engine="inline")
+    report = score(PoolWriter(pool), [FilterSpec(name="faulty")], engine="inline")
     ((name, state),) = report["sets"].items()
     values = scores_of(pool, name, 0)["faulty"].to_pylist()
     assert values == [1, 1, 1, None, 1, 1, 1, 1, 1]

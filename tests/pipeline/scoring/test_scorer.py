@@ -22,7 +22,7 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout, uids_checksum
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.executor.tickets import Tickets
-from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
 from clipmill.pipeline.scoring import score_sets, scorer, worker
 from tests.support.bundles import scores_of
 from tests.support.commit_records import read_commit_records
@@ -85,7 +85,7 @@ def only(report: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(23))
-    report = scorer.score(pool, [FilterSpec(name="caption"), SHADE], engine="inline")
+    report = scorer.score(PoolWriter(pool), [FilterSpec(name="caption"), SHADE], engine="inline")
     assert report["failed"] == {}
     assert [name.partition("@")[0] for name in report["sets"]] == ["caption", "shade"]
     for name, state in report["sets"].items():
@@ -117,7 +117,7 @@ def test_pictures_reach_the_filter_in_their_rows(
 ) -> None:
     monkeypatch.setattr(worker, "CHUNK", 4)
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(11)], per_shard=11)
-    name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
+    name, _ = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     expected = [float(np.asarray(Image.open(io.BytesIO(jpeg(i))))[0, 0, 0]) for i in range(11)]
     assert columns(pool, name)["red"] == expected
     assert len(set(expected)) == 11
@@ -131,7 +131,7 @@ def test_a_bad_sample_costs_one_value(tmp_path: Path) -> None:
     given[6] = Row(caption="nan")
     given[8] = Row(caption=None)
     pool = make_pool(tmp_path, given, per_shard=12)
-    name, state = only(scorer.score(pool, [SHADE], engine="inline"))
+    name, state = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     red = columns(pool, name)["red"]
     assert [i for i, value in enumerate(red) if value is None] == [2, 4, 6, 8]
     assert (state["stored"], state["scored"]) == (12, 8)
@@ -146,7 +146,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
         per_shard=8,
     )
     name = set_name(SHADE)
-    report = scorer.score(pool, [SHADE], engine="inline")
+    report = scorer.score(PoolWriter(pool), [SHADE], engine="inline")
     assert list(report["failed"]) == ["00000"]
     assert "boom" in report["failed"]["00000"]
     assert report["sets"][name] == {}
@@ -157,26 +157,26 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
 def test_a_shard_without_a_stored_row_has_columns_of_nulls(tmp_path: Path) -> None:
     failed = [replace(row, reason="dns") for row in rows(20)]
     pool = make_pool(tmp_path, [*failed, *rows(20)], per_shard=20)
-    name, state = only(scorer.score(pool, [SHADE], engine="inline"))
+    name, state = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     assert (state["rows"], state["stored"]) == (40, 16)
     assert columns(pool, name)["red"] == [None] * 20
 
 
 def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
-    name, state = only(scorer.score(pool, [SHADE], engine="inline"))
+    name, state = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "scores").rglob("*")}
-    assert only(scorer.score(pool, [SHADE], engine="inline")) == (name, state)
+    assert only(scorer.score(PoolWriter(pool), [SHADE], engine="inline")) == (name, state)
     assert Shade.setups == 1
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "scores").rglob("*")} == before
     write_shard(pool, 2, list(enumerate(rows(5), start=20)))
     Shade.batches.clear()
-    _, state = only(scorer.score(pool, [SHADE], engine="inline"))
+    _, state = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     assert Shade.batches == [4]
     assert state["rows"] == 25
     assert score_sets.scored_shards(read_commits(pool), name).all()
     shifted = FilterSpec(name="shade", options={"offset": 1000.0})
-    second, state = only(scorer.score(pool, [shifted], engine="inline"))
+    second, state = only(scorer.score(PoolWriter(pool), [shifted], engine="inline"))
     assert second != name, "options make sets of their own"
     assert state["options"] == {"offset": 1000.0}
     assert columns(pool, second)["red"][0] == columns(pool, name)["red"][0] + 1000
@@ -184,10 +184,10 @@ def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
 
 def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "a", rows(10))
-    name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
+    name, _ = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
     other = make_pool(tmp_path / "b", [Row(caption="another") for _ in range(10)])
     (tmp_path / "a" / "scores").rename(tmp_path / "b" / "scores")
-    _, state = only(scorer.score(other, [SHADE], engine="inline"))
+    _, state = only(scorer.score(PoolWriter(other), [SHADE], engine="inline"))
     assert state["scored"] == 10
     uids = uids_checksum(read_sidecar(other, 0)["uid"])
     assert AlignedFiles.of_scores(other, name).metadata(0)["uids"] == uids
@@ -198,8 +198,8 @@ def test_a_far_away_pool(tmp_path: Path) -> None:
     far = "memory://scoring-test"
     for path in (tmp_path / "shards").iterdir():
         disk.write_bytes(disk.join(far, "shards", path.name), path.read_bytes())
-    near_name, near = only(scorer.score(pool, [SHADE], engine="inline"))
-    far_name, state = only(scorer.score(far, [SHADE], engine="inline"))
+    near_name, near = only(scorer.score(PoolWriter(pool), [SHADE], engine="inline"))
+    far_name, state = only(scorer.score(PoolWriter(far), [SHADE], engine="inline"))
     assert far_name == near_name
     assert {**state, "seconds": 0} == {**near, "seconds": 0}
     assert columns(far, far_name) == columns(pool, near_name)
@@ -210,9 +210,9 @@ def test_a_far_away_pool(tmp_path: Path) -> None:
 def test_ray_gives_the_same(tmp_path: Path) -> None:
     pools = [make_pool(tmp_path / engine, rows(20)) for engine in ("inline", "ray")]
     specs = [FilterSpec(name="caption"), FilterSpec(name="picture")]
-    inline = scorer.score(pools[0], specs, engine="inline")["sets"]
+    inline = scorer.score(PoolWriter(pools[0]), specs, engine="inline")["sets"]
     try:
-        on_ray = scorer.score(pools[1], specs, engine="ray")["sets"]
+        on_ray = scorer.score(PoolWriter(pools[1]), specs, engine="ray")["sets"]
     finally:
         ray_runtime.disconnect()
     for name in inline:
@@ -236,7 +236,7 @@ def test_wrong_specs_are_told_before_any_work(
 ) -> None:
     pool = make_pool(tmp_path, rows(5))
     with pytest.raises(ValueError, match=message):
-        scorer.score(pool, [spec], engine="inline")
+        scorer.score(PoolWriter(pool), [spec], engine="inline")
     assert not (tmp_path / "scores").exists()
 
 
@@ -281,13 +281,13 @@ def test_precision_is_resolved_before_the_id_and_auto_takes_what_another_machine
 ) -> None:
     pool, spec = make_pool(tmp_path, rows(5)), FilterSpec(name="precise")
     gpu(True)
-    name, document = only(scorer.score(pool, [spec], engine="inline"))
+    name, document = only(scorer.score(PoolWriter(pool), [spec], engine="inline"))
     assert columns(pool, name)["bits"][0] == 16
     assert document["options"]["precision"] == "bf16"
     gpu(False)
-    assert only(scorer.score(pool, [spec], engine="inline"))[0] == name
+    assert only(scorer.score(PoolWriter(pool), [spec], engine="inline"))[0] == name
     exact = FilterSpec(name="precise", options={"precision": "fp32"})
-    exact_name, _ = only(scorer.score(pool, [exact], engine="inline"))
+    exact_name, _ = only(scorer.score(PoolWriter(pool), [exact], engine="inline"))
     assert exact_name != name
     assert columns(pool, exact_name)["bits"][0] == 32
 
@@ -315,7 +315,7 @@ def test_a_damaged_shard_is_refused_by_name_and_the_others_are_scored(
         tar.write_bytes(content[:-1024])
     else:
         disk.write_parquet(layout.sidecar(1), read_sidecar(pool, 1).slice(1))
-    report = scorer.score(pool, [SHADE], engine="inline")
+    report = scorer.score(PoolWriter(pool), [SHADE], engine="inline")
     assert list(report["failed"]) == ["00001"]
     assert "shard 00001 is damaged: " in report["failed"]["00001"]
     assert f"clipmill audit repair {pool}" in report["failed"]["00001"]
@@ -342,11 +342,11 @@ def test_a_damaged_document_is_made_again_from_the_columns(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = make_pool(tmp_path, rows(20))
-    first = scorer.score(pool, [SHADE], engine="inline")
+    first = scorer.score(PoolWriter(pool), [SHADE], engine="inline")
     path = Path(PoolLayout(pool).score_set_json(set_name(SHADE)))
     path.write_text(text)
     setups = Shade.setups
-    again = scorer.score(pool, [SHADE], engine="inline")
+    again = scorer.score(PoolWriter(pool), [SHADE], engine="inline")
     assert again == first
     assert Shade.batches == [8, 8]  # no image was scored again
     assert "is made again" in caplog.text

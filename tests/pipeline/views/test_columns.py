@@ -15,6 +15,7 @@ from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import files
 from clipmill.pipeline.views.files import (
@@ -44,7 +45,7 @@ def column_names(text: str) -> set[str]:
 
 def test_columns_of_sidecar_score_sets_and_what_is_derived(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
-    scorer.score(pool, [CAPTION], engine="inline")
+    scorer.score(PoolWriter(pool), [CAPTION], engine="inline")
     columns = {column.name: column for column in list_columns(pool)}
     assert columns["original_width"].type == "int32"
     assert columns["original_width"].source == "sidecar"
@@ -62,7 +63,9 @@ def test_columns_of_sidecar_score_sets_and_what_is_derived(tmp_path: Path) -> No
 
 def test_a_filter_that_is_scored_under_another_name_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
-    scorer.score(pool, [FilterSpec(name="words", kind="caption", options={})], engine="inline")
+    scorer.score(
+        PoolWriter(pool), [FilterSpec(name="words", kind="caption", options={})], engine="inline"
+    )
     *_, missing = column_lines(list_columns(pool))
     assert "caption" not in missing.split(": ")[1].split(", ")
 
@@ -76,11 +79,14 @@ def test_a_rule_can_read_every_listed_column_and_the_reference_lists_them(tmp_pa
     path = PoolLayout(pool).sidecar(0)
     extra = disk.read_parquet(path).append_column("similarity", pa.array([0.1] * 10))
     disk.write_parquet(path, extra)  # a column that this recipe does not name
-    scorer.score(pool, filters, engine="inline")
+    scorer.score(PoolWriter(pool), filters, engine="inline")
     listed = [column.name for column in list_columns(pool)]
     assert MEANINGS.keys() == set(SIDECAR.names)
     rules = [(f"r{i}", f'"{name}" IS NULL OR true') for i, name in enumerate(listed)]
-    assert choose_views(pool, recipe(view("all", *rules), filters=filters))["all"].kept == 8
+    assert (
+        choose_views(PoolWriter(pool), recipe(view("all", *rules), filters=filters))["all"].kept
+        == 8
+    )
     of_filters = {column for spec in filters for column in make(spec).columns()}
     assert set(listed) == {*SIDECAR.names, *DERIVED, "similarity"} | of_filters
     every = {*SIDECAR.names, *DERIVED} | of_filters

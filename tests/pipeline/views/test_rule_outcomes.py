@@ -11,6 +11,7 @@ import pytest
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, ViewRulesDocument, read_document
 from clipmill.manifests.schema import Rule
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.choose import rule_outcomes, with_derived
 from clipmill.pipeline.views.files import choose_views
 from clipmill.pipeline.views.rules import selected_rules
@@ -30,7 +31,7 @@ Made = tuple[pa.Table, ViewDocument, str]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     pool = small_pool.make_pool(tmp_path_factory.mktemp("pool"), small_pool.rows(40))
     random = view("r", Rule(name="random", random_like="v", seed=4))
-    documents = choose_views(pool, recipe(view("v", *RULES), random))
+    documents = choose_views(PoolWriter(pool), recipe(view("v", *RULES), random))
     tables = [PoolLayout(pool).sidecar(shard) for shard in range(4)]
     table = pa.concat_tables([pa.parquet.read_table(path) for path in tables])
     return table, documents["v"], pool

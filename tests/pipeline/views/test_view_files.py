@@ -19,6 +19,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, View
 from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import choose as choosing
 from clipmill.pipeline.views import files
@@ -49,7 +50,7 @@ def plain_pool(tmp_path: Path) -> str:
 
 @pytest.fixture
 def pool(plain_pool: str) -> str:
-    scorer.score(plain_pool, FILTERS, engine="inline")
+    scorer.score(PoolWriter(plain_pool), FILTERS, engine="inline")
     return plain_pool
 
 
@@ -63,7 +64,7 @@ def document_of(pool: str, name: str) -> ViewDocument:
 
 def test_what_a_view_leaves_on_disk(pool: str) -> None:
     half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
-    made = files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE, half))
+    made = files.choose_views(PoolWriter(pool), recipe(RAW, LONG, TOP, ALIKE, half))
     assert list(made) == ["raw", "long", "bright", "alike", "half"]
     for name, document in made.items():
         assert document_of(pool, name) == document
@@ -97,12 +98,12 @@ def test_a_view_is_made_again_only_when_something_changed(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What changed is told in one line for each view."""
-    first = files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
+    first = files.choose_views(PoolWriter(pool), recipe(RAW, LONG, ALIKE, TOP))
     stamp = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
 
     def changes(new: Recipe) -> dict[str, str]:
         caplog.clear()
-        files.choose_views(pool, new)
+        files.choose_views(PoolWriter(pool), new)
         now = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
         changed = {name for name in first if now[name] != stamp[name]}
         stamp.update(now)
@@ -133,7 +134,7 @@ def test_a_view_is_made_again_only_when_something_changed(
         lines = changes(recipe(RAW, view("long", *rules), ALIKE, darker))
         assert lines["long"].startswith(message)
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
-    scorer.score(pool, FILTERS, engine="inline")
+    scorer.score(PoolWriter(pool), FILTERS, engine="inline")
     lines = changes(recipe(RAW, longer, ALIKE, darker))
     assert lines.keys() == {"raw", "long", "alike", "bright"}
     assert lines["long"].startswith("the pool had 3 shards and has 4; it kept")
@@ -150,7 +151,7 @@ def test_cuts_bundles_and_threads_change_no_row(
         monkeypatch.setattr(choosing, "THREADS", threads)
         monkeypatch.setattr(files, "UNIT_SHARDS", 1)
         pool = make_pool(tmp_path / str(number), rows(15), per_shard=size)
-        made = files.choose_views(pool, recipe(WIDE, top, like))
+        made = files.choose_views(PoolWriter(pool), recipe(WIDE, top, like))
         outcomes.append({name: masks(pool, name)["rule"].to_pylist() for name in made})
         for name, document in made.items():
             assert int(view_shards(pool, document)[1].sum()) == document.kept
@@ -170,34 +171,34 @@ def test_cuts_bundles_and_threads_change_no_row(
 def test_random_views_on_demand(pool: str) -> None:
     """The same as that of a recipe, one for each seed, none of what is not there or is old."""
     with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run clipmill filter"):
-        files.random_like(pool, "bright")
-    files.choose_views(pool, recipe(TOP, ALIKE))
-    (document,) = files.random_like(pool, "bright").values()
+        files.random_like(PoolWriter(pool), "bright")
+    files.choose_views(PoolWriter(pool), recipe(TOP, ALIKE))
+    (document,) = files.random_like(PoolWriter(pool), "bright").values()
     assert document.name == "random_like_bright"
     assert document.rules == document_of(pool, "alike").rules
     assert masks(pool, "random_like_bright") == masks(pool, "alike")
     names = [f"random_like_bright.seed-{seed}" for seed in (0, 1, 2)]
-    assert list(files.random_like(pool, "bright", [0, 1, 2])) == names
+    assert list(files.random_like(PoolWriter(pool), "bright", [0, 1, 2])) == names
     assert masks(pool, names[0])["kept"] == masks(pool, "alike")["kept"]
     assert masks(pool, names[1])["kept"] != masks(pool, "alike")["kept"]
     stamp = Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns
-    files.random_like(pool, "bright", [1, 3])
+    files.random_like(PoolWriter(pool), "bright", [1, 3])
     assert Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns == stamp
     assert files.views_not_in(recipe(TOP, ALIKE), pool) == []
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     with pytest.raises(ValueError, match="view 'bright' is older than the shards"):
-        files.random_like(pool, "bright")
+        files.random_like(PoolWriter(pool), "bright")
 
 
 def test_a_part_of_views_on_demand(pool: str) -> None:
     """Rows of the view alone, the same of two views for a seed, others for another seed."""
     with pytest.raises(ValueError, match=r"view 'raw' is not in .*; run clipmill filter"):
-        files.parts_of_views(pool, ["raw"], 0.5, [0])
+        files.parts_of_views(PoolWriter(pool), ["raw"], 0.5, [0])
     given = recipe(RAW, TOP)
-    files.choose_views(pool, given)
-    files.random_like(pool, "bright", [0])
+    files.choose_views(PoolWriter(pool), given)
+    files.random_like(PoolWriter(pool), "bright", [0])
     views = ["raw", "bright", "random_like_bright.seed-0"]
-    made = files.parts_of_views(pool, views, 0.5, [0, 1])
+    made = files.parts_of_views(PoolWriter(pool), views, 0.5, [0, 1])
     kept = {name: np.array(masks(pool, name)["kept"].to_pylist()) for name in [*views, *made]}
     assert list(made) == [f"{name}.part-0.5.seed-{seed}" for name in views for seed in (0, 1)]
     for view_name in views:
@@ -219,20 +220,22 @@ def test_a_part_of_views_on_demand(pool: str) -> None:
     assert files.views_not_in(given, pool) == []
     again = Path(pool, "views", "raw.part-0.5.seed-0.json")
     stamp = again.stat().st_mtime_ns
-    assert files.parts_of_views(pool, ["raw"], 0.5, [0]) == {again.stem: made[again.stem]}
+    assert files.parts_of_views(PoolWriter(pool), ["raw"], 0.5, [0]) == {
+        again.stem: made[again.stem]
+    }
     assert again.stat().st_mtime_ns == stamp
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
-            files.parts_of_views(pool, ["raw"], share, [0])
+            files.parts_of_views(PoolWriter(pool), ["raw"], share, [0])
     with pytest.raises(ValueError, match="keeps nothing: none of the"):
-        files.parts_of_views(pool, ["bright"], 1e-9, [0])
+        files.parts_of_views(PoolWriter(pool), ["bright"], 1e-9, [0])
     for seed in (-1, 2**40):
         with pytest.raises(ValueError, match=r"the seeds are \[.*must lie in \[0, 2\^40\)"):
-            files.parts_of_views(pool, ["raw"], 0.5, [seed])
+            files.parts_of_views(PoolWriter(pool), ["raw"], 0.5, [seed])
     with pytest.raises(ValueError, match="is a part itself"):
-        files.parts_of_views(pool, ["raw", again.stem], 0.5, [0])
+        files.parts_of_views(PoolWriter(pool), ["raw", again.stem], 0.5, [0])
     with pytest.raises(ValueError, match="name the views"):
-        files.parts_of_views(pool, [], 0.5, [0])
+        files.parts_of_views(PoolWriter(pool), [], 0.5, [0])
 
 
 @pytest.mark.parametrize(
@@ -246,26 +249,26 @@ def test_a_part_of_views_on_demand(pool: str) -> None:
 )  # fmt: skip
 def test_views_that_cannot_be_made(pool: str, wanted: View, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        files.choose_views(pool, recipe(wanted))
+        files.choose_views(PoolWriter(pool), recipe(wanted))
     assert disk.list_names(disk.join(pool, "views")) == []
 
 
 def test_a_failed_change_leaves_the_old_view_and_a_damaged_document_is_made_again(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = files.choose_views(pool, recipe(LONG))["long"]
+    before = files.choose_views(PoolWriter(pool), recipe(LONG))["long"]
     with pytest.raises(ValueError, match="keeps nothing"):
-        files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
+        files.choose_views(PoolWriter(pool), recipe(view("long", ("words", "caption_words > 99"))))
     assert document_of(pool, "long") == before
     Path(PoolLayout(pool).view_json("long")).write_text("{}")
-    assert files.choose_views(pool, recipe(LONG))["long"] == before
+    assert files.choose_views(PoolWriter(pool), recipe(LONG))["long"] == before
     assert "view long is made again: " in caplog.text
 
 
 def test_a_crash_between_masks_and_document_leaves_no_view(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files.choose_views(pool, recipe(LONG))
+    files.choose_views(PoolWriter(pool), recipe(LONG))
     publish, moved = disk.publish, []
 
     def crash_after_the_masks(staged: Path, path: str) -> None:
@@ -277,10 +280,10 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     with monkeypatch.context() as patched:
         patched.setattr(disk, "publish", crash_after_the_masks)
         with pytest.raises(KeyboardInterrupt):
-            files.choose_views(pool, longer)
+            files.choose_views(PoolWriter(pool), longer)
     assert moved[0].endswith("views/long/bundle-00000.parquet")
     assert not disk.exists(PoolLayout(pool).view_json("long"))
-    document = files.choose_views(pool, longer)["long"]
+    document = files.choose_views(PoolWriter(pool), longer)["long"]
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
 
 
@@ -288,7 +291,7 @@ def test_a_view_that_lacks_a_file_is_made_again(
     plain_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_bundles_small(monkeypatch)
-    document = files.choose_views(plain_pool, recipe(WIDE))["wide"]
+    document = files.choose_views(PoolWriter(plain_pool), recipe(WIDE))["wide"]
     bundle = Path(PoolLayout(plain_pool).view_bundle("wide", 2))
     damaged = bytearray(bundle.read_bytes())
     damaged[40] ^= 1
@@ -296,21 +299,21 @@ def test_a_view_that_lacks_a_file_is_made_again(
     with pytest.raises(ValueError, match=r"bundle-00001\.parquet is damaged"):
         list(read_columns(plain_pool, "wide", ["uid"]))
     bundle.unlink()
-    assert files.choose_views(plain_pool, recipe(WIDE))["wide"] == document
+    assert files.choose_views(PoolWriter(plain_pool), recipe(WIDE))["wide"] == document
     assert len(list(read_columns(plain_pool, "wide", ["uid"]))) == 3
 
 
 def test_views_that_the_recipe_no_longer_has_are_named(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files.choose_views(pool, recipe(RAW, LONG, TOP))
-    files.random_like(pool, "long")
-    files.random_like(pool, "bright")
+    files.choose_views(PoolWriter(pool), recipe(RAW, LONG, TOP))
+    files.random_like(PoolWriter(pool), "long")
+    files.random_like(PoolWriter(pool), "bright")
     (Path(pool) / "views/all (copy of May).json").write_text("{}")  # of a person
     caplog.clear()
-    assert list(files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
+    assert list(files.choose_views(PoolWriter(pool), recipe(RAW, LONG, TOP), ["long"])) == ["long"]
     assert "does not have" not in caplog.text
-    files.choose_views(pool, recipe(RAW, LONG))
+    files.choose_views(PoolWriter(pool), recipe(RAW, LONG))
     assert "views that recipe 'r' does not have stay in the pool: bright, random_like_bright;" in (
         caplog.text
     )
@@ -321,14 +324,16 @@ def test_views_that_the_recipe_no_longer_has_are_named(
 def test_scores_of_other_rows_are_refused(pool: str, damage: dict[str, Any]) -> None:
     change_shard(PoolLayout(pool).score_bundle(set_name(FILTERS[0]), 1), 1, **damage)
     with pytest.raises(ValueError, match=r"00000\.parquet does not have the columns.* remove .*"):
-        files.choose_views(pool, recipe(LONG))
-    assert files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
+        files.choose_views(PoolWriter(pool), recipe(LONG))
+    assert (
+        files.choose_views(PoolWriter(pool), recipe(TOP))["bright"].kept == 6
+    )  # reads another set
 
 
 def test_a_filter_that_is_not_scored_yet(plain_pool: str) -> None:
     message = r"scores of filter caption \(caption@\w+\) are not there; run clipmill score"
     with pytest.raises(ValueError, match=message):
-        files.choose_views(plain_pool, recipe(LONG))
+        files.choose_views(PoolWriter(plain_pool), recipe(LONG))
 
 
 NO_NAMES = ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101, "a.json"]
@@ -352,7 +357,7 @@ def test_the_names_of_masks_last_before_the_document_is_there(
     plain_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power failure must not leave a document without its masks, or an old one with new masks."""
-    files.choose_views(plain_pool, recipe(RAW))
+    files.choose_views(PoolWriter(plain_pool), recipe(RAW))
     calls: list[str] = []
     fsync, replace, unlink = os.fsync, os.replace, Path.unlink
 
@@ -375,7 +380,7 @@ def test_the_names_of_masks_last_before_the_document_is_there(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", removed)
-    files.choose_views(plain_pool, recipe(RAW))
+    files.choose_views(PoolWriter(plain_pool), recipe(RAW))
     first, last = calls.index("remove raw.json"), calls.index("rename raw.json")
     masks = [i for i, call in enumerate(calls) if call.startswith("rename raw/")]
     assert first < calls.index("sync .", first) < min(masks)
@@ -386,7 +391,7 @@ def test_the_names_of_masks_last_before_the_document_is_there(
 
 
 def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
-    commits = read_commits(plain_pool)
+    commits, out = read_commits(plain_pool), PoolWriter(plain_pool)
     asked: list[tuple[int, int]] = []
 
     def select(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -395,7 +400,7 @@ def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
 
     where = "in every second row"
     assert files.selected_view(commits, "even", where) is None
-    made = files.write_selected_view(commits, "even", where, select, "ab" * 32)
+    made = files.write_selected_view(out, commits, "even", where, select, "ab" * 32)
     assert (asked[0][0], asked[-1][1]) == (0, 30)
     assert made.funnel == (("attempted", 30), ("stored", 24), ("selected", 12))
     assert made.rows_sha256 == "ab" * 32
@@ -406,13 +411,20 @@ def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
     assert files.selected_view(commits, "even", where) == made
     assert files.selected_view(commits, "even", "in another") is None
     named = view("rule", ("selected", "original_width >= 200"))
-    by_rule = files.choose_views(plain_pool, recipe(named))["rule"]
+    by_rule = files.choose_views(PoolWriter(plain_pool), recipe(named))["rule"]
     kept = np.asarray(masks(plain_pool, "rule")["kept"])
-    same = files.write_selected_view(commits, "same", where, lambda a, b: kept[a:b])
+    same = files.write_selected_view(out, commits, "same", where, lambda a, b: kept[a:b])
     assert same.rows_sha256 == by_rule.rows_sha256 == files.hash_view(plain_pool, "same")
     assert files.views_not_in(recipe(view("raw")), plain_pool) == ["rule"], "that of a recipe"
     with pytest.raises(ValueError, match=r"'none' keeps nothing: no row of the pool is in none"):
-        files.write_selected_view(commits, "none", "in none", lambda a, b: kept[a:b] & False, "ab")
+        files.write_selected_view(
+            out,
+            commits,
+            "none",
+            "in none",
+            lambda a, b: kept[a:b] & False,
+            "ab",
+        )
     assert not disk.exists(PoolLayout(plain_pool).view_json("none"))
     with pytest.raises(ValueError, match=r"a view cannot be named '\.\./x'"):
-        files.write_selected_view(commits, "../x", where, select, "ab" * 32)
+        files.write_selected_view(out, commits, "../x", where, select, "ab" * 32)

@@ -13,6 +13,7 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.pipeline.audit.purge import purge_rows, read_criteria
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views import choose as choosing
 from clipmill.pipeline.views import files
 from clipmill.pipeline.views.files import choose_views, hash_view, random_like
@@ -44,7 +45,7 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
 ) -> None:
     given = list(enumerate(rows(40)))
     first = make_pool(tmp_path / "a", rows(40), per_shard=7)
-    chosen = choose_views(first, recipe(WIDE, SAME_ROWS, ALL))
+    chosen = choose_views(PoolWriter(first), recipe(WIDE, SAME_ROWS, ALL))
     expected = expected_hash(first, "wide")
     assert chosen["wide"].rows_sha256 == chosen["other"].rows_sha256 == expected
     assert chosen["raw"].rows_sha256 == expected_hash(first, "raw") != expected
@@ -54,7 +55,7 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
     second = str(tmp_path / "b")
     for shard, start in enumerate(range(39, -1, -4)):
         write_shard(second, shard, given[start : (start - 4 if start >= 4 else None) : -1])
-    assert choose_views(second, recipe(WIDE))["wide"].rows_sha256 == expected
+    assert choose_views(PoolWriter(second), recipe(WIDE))["wide"].rows_sha256 == expected
     assert hash_view(second, "wide") == expected
 
 
@@ -65,8 +66,8 @@ def test_a_large_pool_has_its_hashes_on_request(
         pool = make_pool(tmp_path / name, rows(40), per_shard=7)
         stored = read_commits(pool).totals.stored
         monkeypatch.setattr(files, "HASHED_ROWS", stored if has_hash else stored - 1)
-        document = choose_views(pool, recipe(ALL))["raw"]
-        drawn = random_like(pool, "raw", [1])["random_like_raw.seed-1"]
+        document = choose_views(PoolWriter(pool), recipe(ALL))["raw"]
+        drawn = random_like(PoolWriter(pool), "raw", [1])["random_like_raw.seed-1"]
         expected = expected_hash(pool, "raw")
         assert document.rows_sha256 == drawn.rows_sha256 == (expected if has_hash else None)
         assert hash_view(pool, "raw") == expected
@@ -84,7 +85,7 @@ def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
             hexes[number % 10] = "ab" * 32
             table = table.set_column(table.column_names.index("sha256"), "sha256", [hexes])
             disk.write_parquet(path, table)
-        hashes.append(choose_views(pool, recipe(ALL))["raw"].rows_sha256)
+        hashes.append(choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256)
     assert len(set(hashes)) == 3
 
 
@@ -94,7 +95,7 @@ def test_a_row_without_a_hash_counts_and_repeats_count_once(tmp_path: Path) -> N
     table = disk.read_parquet(path)
     column = table.column_names.index("sha256")
     disk.write_parquet(path, table.set_column(column, "sha256", [[None, "", "ab" * 32, "x"]]))
-    assert choose_views(pool, recipe(ALL))["raw"].rows_sha256 == _with_unknown(pool)
+    assert choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256 == _with_unknown(pool)
 
 
 def _with_unknown(pool: str) -> str:
@@ -108,11 +109,11 @@ def _with_unknown(pool: str) -> str:
 
 def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = make_pool(tmp_path / "pool", rows(20))
-    expected = choose_views(pool, recipe(ALL))["raw"].rows_sha256
+    expected = choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256
     assert commands.filter_pool(["hash", pool, "raw"]) == 0
     assert capsys.readouterr().out == f"{expected}\n"
     uid = disk.read_parquet(read_commits(pool).sidecar(0))["uid"][0].as_py()
-    purge_rows(pool, read_criteria([f"uid={uid}"]))
+    purge_rows(PoolWriter(pool), read_criteria([f"uid={uid}"]))
     assert commands.filter_pool(["hash", pool, "raw", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)["rows_sha256"]
     assert after == expected_hash(pool, "raw") != expected

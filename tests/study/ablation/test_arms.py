@@ -13,6 +13,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Blend
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import parts_of_views
 from clipmill.study import arms, runner
 from clipmill.study.arms import (
@@ -145,7 +146,7 @@ def test_a_part_of_a_view_as_it_was_before_is_named(tmp_path: Path, tiny_pool: s
     command = rf"run clipmill filter part {pool} all half --share 0.5 --seed 0 1"
     with pytest.raises(ValueError, match=rf"no view web/all.part-0.5.seed-0 yet: {command}"):
         expand_runs(tiny, "/out")
-    parts_of_views(pool, ["all", "half"], 0.5, [0, 1])
+    parts_of_views(PoolWriter(pool), ["all", "half"], 0.5, [0, 1])
     assert expand_runs(tiny, "/out")
     path = PoolLayout(pool).view_json("all")
     document = read_document(path, ViewDocument)
