@@ -376,6 +376,7 @@ def decide_study(folder: str, question: Question) -> Decision | None:
         scale="",
         result=result,
         values=values[task],
+        means=None,
         paired=True,
         runs={},
         tasks=results.tasks,
