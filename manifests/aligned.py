@@ -371,8 +371,12 @@ class AlignedFiles:
             table, metadata = self.read(shard, columns)
             if metadata.get("sidecar") == sidecar and table.num_rows == rows:
                 return table
+        raise self.of_other_rows(shard)
+
+    def of_other_rows(self, shard: int | str) -> ValueError:
+        """The error for columns that are missing, or of other rows than those of the shard."""
         path = self.path(shard)
-        raise ValueError(
+        return ValueError(
             f"{path} does not have the columns of shard {shard_name(shard)} as it is committed now;"
             f" run clipmill score again; if that does nothing, remove {path.rpartition('/')[0]} "
             "first"

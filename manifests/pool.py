@@ -1,28 +1,44 @@
 """A pool as a table: the rows of its committed shards × the columns of sidecars and score sets.
 
-Views, filters over the pool, scores, exports, reports and the trainer's columns are read here; the
-audit, locks, masks and a trainer's tokens are not yet. Sidecar and score columns are rows of one
-shard side by side, in tar order; a score column is used only beside the sidecar whose hash it
-names, so that a picture that was fetched again never has the columns of the one before.
+Sidecar, score columns and masks of views are rows of one shard side by side, in tar order. A score
+column is used only beside the sidecar whose hash it names, so that a picture that was fetched again
+never has the columns of the one before; a mask, where its view is of the shards as they are now.
 
-Reads `shards/NNNNN.parquet`, `scores/NAME@ID/`, the documents of score sets, the index of commits.
+Reads `shards/NNNNN.parquet`, `scores/NAME@ID/`, `views/NAME/`, the documents of score sets and
+views, and the index of commits. One shard is in memory at a time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.aligned import (
+    AlignedFiles,
+    current_view,
+    own_shards,
+    view_names,
+    view_shards,
+)
 from clipmill.manifests.commits import Commits, ShardFiles, read_commits
-from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name
-from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.manifests.layout import (
+    NOT_STORED,
+    CommitRecord,
+    PoolLayout,
+    shard_name,
+    uids_checksum,
+)
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 
 T = TypeVar("T")
 # What reads with a name for messages: once, or again after a store's transient error.
@@ -35,6 +51,20 @@ def read_once(read: Callable[[], T], name: str) -> T:
     return read()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of one shard, in tar order."""
+
+    shard: str
+    table: pa.Table  # the columns that were asked for, in that order
+    kept: NDArray[np.bool_]  # (rows,) the view keeps the row; without a view: it has an image
+    rule: pa.ChunkedArray  # (rows,) NULL where kept, else the first rule that failed
+
+    def kept_rows(self) -> pa.Table:
+        """The columns of the kept rows."""
+        return self.table.filter(pa.array(self.kept))
+
+
 class Pool:
     """An open pool. It does not change: shards that are committed later are not in it.
 
@@ -43,7 +73,7 @@ class Pool:
     """
 
     def __init__(self, files: Commits | ShardFiles, reader: Reader[Any] = read_once) -> None:
-        self.path, self._files, self._reader = files.pool, files, reader
+        self.path, self.files, self._reader = files.pool, files, reader
         self.layout = PoolLayout(self.path)
         self._scores: dict[str, AlignedFiles] = {}
 
@@ -67,7 +97,7 @@ class Pool:
     @functools.cached_property
     def commits(self) -> Commits:
         """The commit records of the shards."""
-        files = self._files
+        files = self.files
         if isinstance(files, Commits) and set(ROW_COLUMNS) <= set(files.table.column_names):
             return files
         names = ["tar", *ROW_COLUMNS]
@@ -79,7 +109,11 @@ class Pool:
         """The columns of the first shard's sidecar; none of a pool without shards."""
         if not len(self.commits):
             return pa.schema([])
-        path = self.commits.sidecar(int(self.commits.shards[0]))
+        return self.schema_of(int(self.commits.shards[0]))
+
+    def schema_of(self, shard: int | str) -> pa.Schema:
+        """The columns of a shard's sidecar."""
+        path = self.files.sidecar(shard)
         schema: pa.Schema = self._reader(lambda: disk.read_schema(path), path)
         return schema.remove_metadata()
 
@@ -101,22 +135,21 @@ class Pool:
     def covers(self, document: ScoreSetDocument) -> bool:
         """True where a score set has columns of all shards as they are now. That of the same
         fingerprint has."""
-        if document.fingerprint == self._files.fingerprint:
+        if document.fingerprint == self.files.fingerprint:
             return True
         if document.whole_pool:  # its values depend on rows that have come or gone
             return False
         name = f"{document.name}@{document.id}"
-        sidecars = self.commits.column("sidecar_sha256")
-
-        def has_all() -> bool:
-            files = self.scores(name)
-            return all(
-                files.has(shard) and files.metadata(shard).get("sidecar") == sidecar.as_py().hex()
-                for shard, sidecar in zip(self.commits.shards.tolist(), sidecars, strict=True)
-            )
-
-        covered: bool = self._reader(has_all, self.layout.score_set(name))
+        covered: bool = self._reader(
+            lambda: all(self.has_scores(name, shard) for shard in self.commits.shards.tolist()),
+            self.layout.score_set(name),
+        )
         return covered
+
+    def has_scores(self, name: str, shard: int | str) -> bool:
+        """True where a score set has columns of a shard as it is now."""
+        files, sidecar = self.scores(name), self.commits.value(shard, "sidecar_sha256").hex()
+        return files.has(shard) and files.metadata(shard).get("sidecar") == sidecar
 
     def scores(self, name: str) -> AlignedFiles:
         """The files of a score set, opened once."""
@@ -129,7 +162,60 @@ class Pool:
         schema: pa.Schema = self.scores(name).bundle(int(self.commits.shards[0])).schema
         return schema
 
+    # --- views ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def views(self) -> dict[str, ViewDocument]:
+        """The documents of the complete views, by name. ValueError for a damaged one."""
+        path = self.layout.view_json
+        views: dict[str, ViewDocument] = self._reader(
+            lambda: {view: read_document(path(view), ViewDocument) for view in self.view_names()},
+            self.layout.views,
+        )
+        return views
+
+    def view_names(self) -> list[str]:
+        """The names of the complete views."""
+        return view_names(self.path)
+
+    def view(self, name: str, remedy: str | None = None) -> OpenView:
+        """A view. ValueError where there is none, or it is older than the shards; remedy: what to
+        do then."""
+        remedy = remedy or choose_again(self.path)
+        document: ViewDocument = self._reader(
+            lambda: current_view(self.path, name, self.files.fingerprint, remedy),
+            self.layout.views,
+        )
+        return OpenView(self, document)
+
     # --- rows -------------------------------------------------------------------------------------
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        *,
+        view: str | None = None,
+        shards: Collection[str] | None = None,
+    ) -> Iterator[Part]:
+        """Columns of every shard, or of some, with what a view makes of each row.
+
+        A column is one of the sidecar or of a score set: with a view, one that its rules read.
+        Nothing is read before the first part is asked for. ValueError as of `view` and `read`.
+        """
+        if view is not None:
+            masks = self.view(view)
+            for number, shard in enumerate(masks.names()):
+                if shards is None or shard in shards:
+                    yield masks.part(number, columns)
+            return
+        for shard in self.commits.names():
+            if shards is None or shard in shards:
+                table = self.read(shard, [*columns, "image_offset"])
+                stored = pc.is_valid(table["image_offset"])
+                rule = pc.if_else(stored, pa.scalar(None, pa.string()), NOT_STORED)
+                kept = np.asarray(stored.to_numpy(), np.bool_)
+                table = table.select(list(columns))
+                yield Part(shard=shard, table=table, kept=kept, rule=rule)
 
     def read(
         self, shard: int | str, columns: Sequence[str] | None, sets: Mapping[str, str] | None = None
@@ -159,6 +245,43 @@ class Pool:
         table = self.read(shard, [*columns, "image_offset"], sets)
         return table.filter(pc.is_valid(table["image_offset"])).select(list(columns))
 
+    def read_exact(self, shard: int | str) -> pa.Table:
+        """The whole sidecar, of which the file has the sha256 of its commit record. ValueError
+        where it is missing or damaged.
+        """
+        path = self.files.sidecar(shard)
+        try:
+            content = disk.read_bytes(path)
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing: run clipmill audit repair {self.path}") from None
+        if hashlib.sha256(content).digest() != self.commits.value(shard, "sidecar_file_sha256"):
+            raise ValueError(f"{path} is damaged: run clipmill audit repair {self.path}")
+        return pq.read_table(pa.BufferReader(content), use_threads=False)
+
+    def read_of_uids(
+        self, shard: int | str, columns: Sequence[str], name: str, uids: pa.ChunkedArray
+    ) -> pa.Table:
+        """Columns of a score set that follow from the captions, such as tokens, beside the rows
+        with these uids, which are hashes of them: no commit record is read. ValueError as of
+        `read`.
+        """
+        files = self.scores(name)
+        table, metadata = self.read_aligned(files, shard, columns)
+        if metadata.get("uids") != uids_checksum(uids):
+            raise files.of_other_rows(shard)
+        return table
+
+    def read_aligned(
+        self, files: AlignedFiles, shard: int | str, columns: Sequence[str]
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        """What row-aligned files have of a shard, see `AlignedFiles.read`. ValueError where they
+        are missing."""
+        path = files.path(shard)
+        try:
+            return self._reader(lambda: files.read(shard, columns), path)  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing; make it again") from None
+
     def _of_set(self, name: str, shard: int | str, columns: Sequence[str]) -> pa.Table:
         files, rows = self.scores(name), self.commits.value(shard, "count")
         sidecar = self.commits.value(shard, "sidecar_sha256").hex()
@@ -168,7 +291,21 @@ class Pool:
         return table
 
     def _sidecar(self, shard: int | str, columns: Sequence[str] | None) -> pa.Table:
-        path = self._files.sidecar(shard)
+        table = self.read_lazily(shard, columns)
+        if table.num_rows != self.commits.value(shard, "count"):
+            path = self.files.sidecar(shard)
+            raise ValueError(
+                f"shard {shard_name(shard)} is damaged: {path} does not have the rows of its "
+                f"commit record: its sidecar has {table.num_rows} rows of "
+                f"{self.commits.value(shard, 'count')}; run clipmill audit repair {self.path}"
+            )
+        return table
+
+    def read_lazily(self, shard: int | str, columns: Sequence[str] | None) -> pa.Table:
+        """As `read`, of the sidecar alone, and no commit record is read: the caller compares the
+        rows, with those of a mask.
+        """
+        path = self.files.sidecar(shard)
         names = None if columns is None else list(columns)
 
         def read(source: Any) -> pa.Table:
@@ -189,13 +326,139 @@ class Pool:
             return file.read(names, use_threads=False)
 
         table = self._reader(lambda: disk.read_with(path, read), path).replace_schema_metadata(None)
-        if table.num_rows != self.commits.value(shard, "count"):
-            raise ValueError(
-                f"shard {shard_name(shard)} is damaged: {path} does not have the rows of its "
-                f"commit record: its sidecar has {table.num_rows} rows of "
-                f"{self.commits.value(shard, 'count')}; run clipmill audit repair {self.path}"
-            )
         return table if names is None else table.select(names)
+
+
+class OpenView:
+    """A view of an open pool: its document, its shards, and what it makes of each row.
+
+    shards: (shards,) their numbers, ascending. kept: (shards,) rows that it keeps of each. `number`
+    is a position in them.
+    """
+
+    def __init__(self, pool: Pool, document: ViewDocument) -> None:
+        self.table, self.document, self.files = pool, document, pool.files
+        self.pool = pool.path
+        path = pool.layout.view_shards(document.name, document.shards.file)
+        self.shards, self.kept = pool._reader(lambda: view_shards(pool.path, document), path)
+        self._masks = AlignedFiles.of_view(pool.path, document.name)
+
+    @property
+    def commits(self) -> Commits:
+        """The commit records of the shards of the view: of all, or of a frozen one's own."""
+        return own_shards(self.document, self.table.commits)
+
+    def names(self) -> Iterator[str]:
+        """The names of the shards."""
+        return (shard_name(int(shard)) for shard in self.shards)
+
+    @functools.cached_property
+    def score_sets(self) -> dict[str, str]:
+        """Column -> the score set that has it, for the score sets that the view's rules read.
+        ValueError for one of other rows."""
+        layout, document = self.table.layout, self.document
+        of_column: dict[str, str] = {}
+        for name in document.scores.values():
+            path = layout.score_set_json(name)
+            read = functools.partial(read_document, path, ScoreSetDocument)
+            scores = self.table._reader(read, path)
+            is_of_rows = scores.fingerprint == document.fingerprint
+            if not is_of_rows and document.frozen:
+                if scores.whole_pool:
+                    continue  # its values are of the pool as it is now
+                is_of_rows = self.covers(scores)
+            if not is_of_rows:
+                raise ValueError(
+                    f"{layout.score_set(name)} was made of other rows or pictures than the view "
+                    f"{document.name!r}; {choose_again(self.pool)}"
+                )
+            of_column.update(dict.fromkeys(scores.columns, name))
+        return of_column
+
+    def covers(self, scores: ScoreSetDocument) -> bool:
+        """True where a score set has columns of all shards of the view as they are now."""
+        if scores.fingerprint == self.document.fingerprint:
+            return True
+        return Pool(self.commits, self.table._reader).covers(scores)
+
+    def mask(
+        self,
+        shard: int | str,
+        columns: Sequence[str] = ("kept", "rule"),
+        rows: int | None = None,
+    ) -> pa.Table:
+        """What the view makes of each row of a shard: whether it is `kept`, and the first `rule`
+        that failed. Of other shards than its own a frozen view keeps no row.
+
+        ValueError for a mask of other rows; rows: how many the shard has.
+        """
+        number = int(np.searchsorted(self.shards, int(shard)))
+        if number == len(self.shards) or self.shards[number] != int(shard):
+            rows = int(self.table.commits.value(shard, "count"))
+            rule = pa.chunked_array([pa.repeat(NOT_STORED, rows)])
+            return pa.table({"kept": np.zeros(rows, np.bool_), "rule": rule}).select(columns)
+        mask, _ = self.table.read_aligned(self._masks, shard, list(columns))
+        kept = (pc.sum(mask["kept"]).as_py() or 0) if "kept" in columns else self.kept[number]
+        if kept != self.kept[number] or rows not in (None, len(mask)):
+            raise ValueError(
+                f"{self._masks.path(shard)} does not fit its shard or its view; "
+                f"{choose_again(self.pool)}"
+            )
+        return mask
+
+    def read(self, number: int, rows: int) -> pa.Table:
+        """The mask of the shard at a position of `shards`, which has so many rows."""
+        return self.mask(int(self.shards[number]), rows=rows)
+
+    def kept_rows(self, number: int) -> NDArray[np.int64]:
+        """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
+        kept = self.mask(int(self.shards[number]), ["kept"])["kept"]
+        return np.flatnonzero(kept.to_numpy())
+
+    def kept_columns(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """The columns of `part` of the kept rows."""
+        return self.part(number, columns).kept_rows()
+
+    def part(self, number: int, columns: Sequence[str]) -> Part:
+        """The rows of a shard, with columns of its sidecar or of a score set that the view's rules
+        read."""
+        shard, sets = shard_name(int(self.shards[number])), self.score_sets
+        try:
+            table = self.table.read(shard, columns, sets)
+        except ValueError as error:
+            raise self._not_read(columns) or error from None
+        mask = self.read(number, len(table))
+        kept = np.asarray(mask["kept"].to_numpy(), np.bool_)
+        return Part(shard=shard, table=table, kept=kept, rule=mask["rule"])
+
+    def _not_read(self, columns: Sequence[str]) -> ValueError | None:
+        """The error for a column that the pool has and the view does not read; None for others.
+
+        A view names the score sets that its rules read, so that a run with its hash has their
+        values.
+        """
+        view, own = self.document.name, set(columns) - self.score_sets.keys()
+        for name, document in self.table.all_score_sets.items():
+            for column in document.columns:
+                if column not in own:
+                    continue
+                if name in self.document.scores.values():
+                    return ValueError(
+                        f"view {view!r} of {self.pool} is frozen, and the column {column!r} of "
+                        f"the score set {name} was computed anew from the rows that the pool has "
+                        "now: use a view that is not frozen"
+                    )
+                return ValueError(
+                    f"view {view!r} of {self.pool} does not read the column {column!r}, which is "
+                    f"of the score set {name}: name it in a rule of the view, such as "
+                    f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
+                )
+        return None
+
+
+def choose_again(pool: str) -> str:
+    """The command that chooses a pool's views."""
+    return f"run clipmill filter {pool} --recipe RECIPE"
 
 
 def score_set_names(pool: str) -> list[str]:

@@ -44,7 +44,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
-from clipmill.manifests.layout import CommitRecord, shard_name, uids_checksum
+from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
@@ -550,7 +550,7 @@ def gather(config: Config) -> Work:
     job = job_of(config)
     instance, filter_ = filter_of(job)
     kinds, names = filter_.columns(), instance.column_names()
-    layout = job.out.layout
+    pool = Pool.of_tickets(job.out.pool)
     defaults = {}
     for column, kind in kinds.items():
         value = filter_.default.get(column)
@@ -572,14 +572,14 @@ def gather(config: Config) -> Work:
         return pa.table(arrays)
 
     def write(shard: int, rows: Integers, values: pa.Table) -> int:
-        record = CommitRecord.read(layout.commit_record(shard))
-        sidecar = disk.read_parquet(layout.sidecar(shard, record.revision), ["uid", "status"])
+        of_shard = pool.of_shards(shard_name(shard))
+        sidecar = of_shard.read(shard, ["uid", "status"])
         is_stored = pc.fill_null(pc.equal(sidecar["status"], "success"), False).to_numpy()
         table = columns_of(rows, values, is_stored)
         scored = valid_in_all(table.columns)
         metadata = {
             "uids": uids_checksum(sidecar["uid"]),
-            "sidecar": record.sidecar_sha256,
+            "sidecar": of_shard.commits.value(shard, "sidecar_sha256").hex(),
             "rows": table.num_rows,
             "stored": int(is_stored.sum()),
             "pool": job.fingerprint,

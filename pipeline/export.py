@@ -39,7 +39,6 @@ import pyarrow.csv as pa_csv
 import yaml
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, current_view, view_shards
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import shard_name, uids_checksum
@@ -48,7 +47,6 @@ from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import SOURCES, Recipe
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.metadata_join import uid_records, write_uid_array
-from clipmill.pipeline.pool.lease import read_sidecar
 from clipmill.pipeline.pool.shard_writer import staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_with
 from clipmill.pipeline.shuffle import Bytes
@@ -73,15 +71,12 @@ class KeptRows:
         self.pool, self.view = pool, view
         self._pool = Pool.open(pool)
         self.commits = self._pool.commits
-        remedy = f"make it again with clipmill filter {pool} --recipe RECIPE"
-        self.document = current_view(pool, view, self.commits.fingerprint, remedy)
-        shards, kept = view_shards(pool, self.document)
-        self.shards: list[int] = shards[kept > 0].tolist()
+        self._view = self._pool.view(view)
+        self.document = self._view.document
+        self.shards: list[int] = self._view.shards[self._view.kept > 0].tolist()
         if not self.shards:
             raise ValueError(f"view {view!r} of {pool} keeps nothing: its rows were purged")
-        self._masks = AlignedFiles.of_view(pool, view)
-        path = self.commits.sidecar(self.shards[0])
-        self.sidecar_schema: pa.Schema = disk.read_schema(path).remove_metadata()
+        self.sidecar_schema = self._pool.schema
         self.score_sets = self._current_sets()
         # column of `schema` -> (score set, its name there); a name that is taken gets @ID
         self.score_columns: dict[str, tuple[str, str]] = {}
@@ -106,8 +101,12 @@ class KeptRows:
 
     def mask(self, shard: int) -> Mask:
         """(rows,) which rows of a shard are kept."""
-        column = self._masks.read(shard, ["kept"])[0]["kept"]
-        return np.asarray(column.to_numpy(), np.bool_)
+        rows = int(self.commits.value(shard, "count"))
+        return np.asarray(self._view.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
+
+    def sidecar(self, shard: int) -> pa.Table:
+        """All rows of a shard with the columns of its sidecar."""
+        return self._pool.read(shard, None)
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The kept rows of each shard in order: all columns of `schema`, or some of the sidecar."""
@@ -241,12 +240,7 @@ def _write_shard(
     name = shard_name(shard)
     tar, sidecar = disk.join(folder, f"{name}.tar"), disk.join(folder, f"{name}.parquet")
     kept, record = rows.mask(shard), rows.commits.record(shard)
-    table = read_sidecar(rows.pool, shard)
-    if len(kept) != len(table):
-        raise ValueError(
-            f"the mask of shard {name} has {len(kept)} rows and its sidecar {len(table)}; choose "
-            "the view again with clipmill filter"
-        )
+    table = rows.sidecar(shard)
     made_of = {
         "uids": uids_checksum(table["uid"].filter(pa.array(kept))),
         "source_sha256": record.tar_sha256,

@@ -41,7 +41,8 @@ from clipmill.filters.table import TEXT_TABLES, Table, is_array
 from clipmill.manifests import disk
 from clipmill.manifests.columns import hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
-from clipmill.manifests.layout import uids_checksum
+from clipmill.manifests.layout import shard_name, uids_checksum
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
 from clipmill.pipeline.table_files import values
@@ -464,30 +465,22 @@ class TableJoin:
 
     def _add_pool(self, connection: DuckDBPyConnection) -> None:
         """The uids of the stored rows with their numbers."""
-        on, name = self._table.on, self._table.name
+        pool, on, name = Pool(self._commits), self._table.on, self._table.name
 
         def read(number: int) -> tuple[Bytes, Integers, str, int]:
             shard = int(self._commits.shards[self._positions[number]])
-            path = self._commits.sidecar(shard)
-
-            def read_columns(source: Any) -> pa.Table:
-                file = pq.ParquetFile(source, page_checksum_verification=True)
-                if on not in file.schema_arrow.names:
-                    names = file.schema_arrow.names
-                    raise ValueError(
-                        f"filter {name}: {self._commits.pool} has no column {on!r}"
-                        f"{disk.did_you_mean(on, names)}"
-                    )
-                return file.read(list(dict.fromkeys(["uid", "status", on])), use_threads=False)
-
-            table = disk.read_with(path, read_columns)
+            try:
+                table = pool.read(shard, ["uid", "status", on])
+            except ValueError as error:
+                raise ValueError(f"filter {name}: {error}") from None
             stored = pc.and_(pc.equal(table["status"], "success"), table[on].is_valid())
             chosen = np.flatnonzero(stored.to_numpy())
             ordinals = self._starts[number] + chosen
             try:
                 keys = key_records(table[on].filter(stored), self._table)
             except ValueError as error:
-                raise ValueError(f"filter {name}: column {on!r} of {path}: {error}") from None
+                where = f"column {on!r} of shard {shard_name(shard)}"
+                raise ValueError(f"filter {name}: {where}: {error}") from None
             stored_rows = int(pc.sum(pc.equal(table["status"], "success")).as_py() or 0)
             return keys, ordinals, uids_checksum(table["uid"]), stored_rows
 

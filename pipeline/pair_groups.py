@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 from clipmill.filters import clusters
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.planning.planner import host_of
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import shards_with_rows
 from clipmill.pipeline.views.files import (
-    current_view_of,
     selected_view,
     write_selected_view,
 )
@@ -105,7 +103,7 @@ def _divided(
     """Every group divided into at most `cells`."""
     if key == RULE:
         return _by_values(division, RULE, _mask(commits, rule_view, "rule"), cells)
-    view = current_view_of(commits, rule_view)
+    view = Pool(commits).view(rule_view).document
     column = _column(commits, "url" if key == HOST else key, view.scores.values())
     if key == HOST:
         hosts = pa.array([host_of(url) for url in column.to_pylist()])
@@ -213,13 +211,13 @@ def _crossed(division: Division, number: Ints, names: Sequence[Sequence[str]]) -
 
 def _mask(commits: Commits, view: str, column: str) -> NDArray[np.bool_] | pa.Array:
     """A column of the masks of a view: `kept`, or `rule` with NULL as "kept"."""
-    if current_view_of(commits, view).fingerprint != commits.fingerprint:
+    masks = Pool(commits).view(view)
+    if masks.document.fingerprint != commits.fingerprint:
         raise ValueError(
             f"view {view!r} of {commits.pool} is frozen and of some of its shards; groups are made "
             "of views of the whole pool"
         )
-    masks = AlignedFiles.of_view(commits.pool, view)
-    parts = [masks.read(int(shard), [column])[0][column] for shard in commits.shards]
+    parts = [masks.mask(int(shard), [column])[column] for shard in commits.shards]
     array = pa.chunked_array([chunk for part in parts for chunk in part.chunks]).combine_chunks()
     if column == "kept":
         return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)

@@ -28,7 +28,7 @@ from clipmill.manifests.records import (
     read_document,
 )
 from clipmill.manifests.schema import Blend
-from clipmill.train.data.view_rows import open_masks, read_with_retries
+from clipmill.train.data.view_rows import read_with_retries
 from clipmill.verdict.pages.schema import (
     Categories,
     DuplicateGroups,
@@ -100,7 +100,7 @@ class PoolColumns:
 
     def sidecar(self, shard: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a shard's sidecar; those that it does not have are left out."""
-        known = disk.read_schema(self.commits.sidecar(shard)).names
+        known = self.pool.schema_of(shard).names
         return self.pool.read(shard, [name for name in columns if name in known])
 
 
@@ -172,17 +172,12 @@ def _commits(path: str) -> Commits:
 
 
 def _open(arm: str, pool: str, view: str, columns: PoolColumns) -> ArmView:
-    masks = open_masks(columns.commits, view)
+    masks = columns.pool.view(view)
     document = masks.document
     kept, failed = [], []
     outcomes: dict[str, int] = {}
-    numbers = {shard: number for number, shard in enumerate(masks.names())}
     for shard, size in zip(columns.shards, columns.sizes, strict=True):
-        if shard in numbers:
-            mask = masks.read(numbers[shard], size)
-        else:  # the view is frozen, and of other shards
-            rule = pa.chunked_array([pa.repeat(NOT_STORED, size)])
-            mask = pa.table({"kept": np.zeros(size, np.bool_), "rule": rule})
+        mask = masks.mask(shard, rows=size)
         kept.append(np.asarray(mask["kept"].to_numpy(), dtype=bool))
         failed.append(_codes(mask["rule"].dictionary_encode(), outcomes))
     codes = np.concatenate(failed)

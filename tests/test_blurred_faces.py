@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages
+from tests.support.sidecars import read_sidecar
 from tests.support.web_files import FileServer
 
 pytest.importorskip("onnxruntime")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -284,3 +285,31 @@ def test_the_readme_of_a_package_is_the_map_of_its_files(package: str) -> None:
     rooms = {f"{folder.name}/" for folder in inits if folder != ROOT / package}
     webs = {path.name for path in (ROOT / package).glob("webs/*.yaml")}
     assert names == files | rooms | webs | ({"webs/"} if webs else set())
+
+
+# What opens a file of rows: of a sidecar, a score set or a view.
+OPENED = re.compile(
+    r"\b(?:AlignedFiles|Bundle|BundleWriter|BundlesWriter|write_bundles|write_changed)\b"
+    r"|\b(?:commits|layout|files|PoolLayout\([^)]*\))\.(?:sidecar|score_bundle|score_part|view_bundle)\("
+)
+# All others ask `Pool`.
+OPENS_FILES_OF_ROWS = {
+    "pipeline/pool/shard_writer.py": "writes sidecars",
+    "pipeline/pool/score_columns.py": "writes score columns",
+    "pipeline/scoring/score_sets.py": "puts the score columns of a thousand shards into one file",
+    "pipeline/views/files.py": "writes masks",
+    "pipeline/audit/purge.py": "writes score columns and masks again, without rows",
+    "pipeline/audit/repair.py": "removes damaged columns from files",
+    "pipeline/audit/integrity.py": "says of each file what is wrong with it",
+    "train/data/live_rows.py": "reads shards that are committed while it reads",
+}
+
+
+def test_files_of_rows_are_opened_by_the_pool_and_by_those_that_write_or_check_them() -> None:
+    opening = set()
+    for folder in FOLDERS.keys() - {"manifests", "examples", "benchmarks/trainer"}:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            code = ast.unparse(ast.parse(path.read_text()))  # without comments
+            if OPENED.search(code):
+                opening.add(str(path.relative_to(ROOT)))
+    assert opening == OPENS_FILES_OF_ROWS.keys()

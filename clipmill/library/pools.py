@@ -7,12 +7,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.manifests import disk, pool
-from clipmill.manifests.aligned import AlignedFiles, current_view, own_shards, view_names
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import shard_name
 from clipmill.manifests.records import ViewDocument
@@ -75,7 +73,7 @@ class Pool(pool.Pool):
     @functools.cached_property
     def views(self) -> dict[str, ViewDocument]:
         """The documents of the views: rules, thresholds, rows that are left after each rule."""
-        documents = {name: read_view(self.path, name) for name in view_names(self.path)}
+        documents = {name: read_view(self.path, name) for name in self.view_names()}
         return {name: view for name, view in documents.items() if view is not None}
 
     @functools.cached_property
@@ -181,17 +179,14 @@ class Pool(pool.Pool):
         }
         masks, commits = None, self.commits
         if view is not None:
-            remedy = f"run clipmill filter {self.path} with its recipe"
-            document = current_view(self.path, view, commits.fingerprint, remedy)
-            commits = own_shards(document, commits)
-            masks = AlignedFiles.of_view(self.path, view)
+            masks = self.view(view)
+            commits = masks.commits
         for shard in commits.shards.tolist() if shards is None else shards:
             if commits.position(shard) is None:
                 raise ValueError(f"{view or self.path} has no shard {shard_name(shard)}")
             table = self.read(shard, on_disk, sets)
             if masks is not None:
-                kept = np.asarray(masks.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_)
-                table = table.filter(pa.array(kept))
+                table = table.filter(masks.mask(shard, ["kept"], len(table))["kept"])
             yield shard, _with(table, wanted)
 
 

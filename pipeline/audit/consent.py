@@ -27,6 +27,7 @@ from clipmill.filters.optout import refusing_signals, statements
 from clipmill.manifests import disk
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import CommitRecord
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import Fetch, Pair, Recipe
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.audit.purge import Purge, purge_lines, purge_rows
@@ -197,7 +198,7 @@ def _of_shard(
     commits: Commits, shard: int, recipe: Recipe
 ) -> tuple[pa.Table, Counter[tuple[Judged, str | None]]]:
     """(TABLE of its stored images, {(what was found, reason): rows})."""
-    rows = disk.read_parquet(commits.sidecar(shard), COLUMNS)
+    rows = Pool(commits).read(shard, COLUMNS)
     stored = pc.equal(rows["status"], "success")
     rows = rows.filter(pc.or_(stored, pc.is_in(rows["reason"], pa.array(REASONS))))
     judge = judge_of(commits.record(shard), recipe)
@@ -309,7 +310,7 @@ async def _ask_again(recipe: Recipe, commits: Commits) -> tuple[Counter[str], se
     refusing, agent = refusing_signals(recipe.fetch.optout), fetcher.policy.user_agent
     try:
         for shard in commits.shards.tolist():
-            table = disk.read_parquet(commits.sidecar(shard), COLUMNS)
+            table = Pool(commits).read(shard, COLUMNS)
             stored = pc.and_(pc.equal(table["status"], "success"), pc.is_valid(table["url"]))
             rows = table.filter(stored).to_pylist()
             pages = [json.loads(row["optout"] or "{}").get("page") for row in rows]

@@ -21,7 +21,7 @@ from clipmill.manifests.aligned import view_names
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
-from clipmill.manifests.pool import score_set_names
+from clipmill.manifests.pool import Pool, score_set_names
 from clipmill.manifests.records import (
     CrawlCounts,
     FetchCounts,
@@ -210,14 +210,14 @@ def _retried_reasons(commits: Commits, problems: list[str]) -> Iterator[Mapping[
     """The reasons of the rows that a later row retries, shard by shard."""
     parts = [np.zeros(0, np.int64)]
     for shard in commits.shards[_ints(commits, "retries") > 0].tolist():
-        column = disk.read_parquet(commits.sidecar(shard), ["retry_of"])["retry_of"]
+        column = Pool(commits).read(shard, ["retry_of"])["retry_of"]
         parts.append(pc.cast(column.drop_null(), pa.int64()).to_numpy())
     retried_keys = np.unique(np.concatenate(parts))
     if not len(retried_keys):
         return
     shards, starts = np.unique(retried_keys // ROWS_PER_SHARD_LIMIT, return_index=True)
     for shard, keys in zip(shards.tolist(), np.split(retried_keys, starts[1:]), strict=True):
-        rows = disk.read_parquet(commits.sidecar(shard), ["key", "reason"])
+        rows = Pool(commits).read(shard, ["key", "reason"])
         is_retried = np.isin(pc.cast(rows["key"], pa.int64()).to_numpy(), keys)
         counts = pc.value_counts(rows["reason"].filter(pa.array(is_retried)))
         reasons = dict(

@@ -17,11 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, view_names
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name
-from clipmill.manifests.pool import complete_score_sets
-from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.schema import Source
 from clipmill.manifests.text import printable
 from clipmill.pipeline.audit.consent import judge_of
@@ -151,7 +149,7 @@ def _members(
     """What the tar of a shard holds for some of its stored rows: (a name for messages, what its
     {key}.json says, what is wrong with it).
     """
-    table = disk.read_parquet(commits.sidecar(shard), COLUMNS)
+    table = Pool(commits).read(shard, COLUMNS)
     stored = table.filter(pc.equal(table["status"], "success"))
     path = commits.tar(shard)
     members = []
@@ -279,14 +277,11 @@ def explain_lines(history: Mapping[str, Any]) -> list[str]:
 # --- finding rows ---------------------------------------------------------------------------------
 
 
-def _matches(path: str, name: str, shard: str | None) -> list[Match]:
+def _matches(table: pa.Table, name: str, shard: str | None) -> list[Match]:
     """The rows of a sidecar or a part of the pairs that `name` names."""
-    available = disk.read_schema(path).names
-    columns = [column for column in NAMING_COLUMNS if column in available]
-    table = disk.read_parquet(path, columns)
     escaped = re.escape(name)  # a value is `name`, or a path or URL whose last part is `name`
     mask = np.zeros(table.num_rows, np.bool_)
-    for column in columns:
+    for column in table.column_names:
         fits = pc.match_substring_regex(table[column], f"(^|/){escaped}$|/{escaped}[?#]")
         mask |= np.asarray(pc.fill_null(fits, False).to_numpy(), np.bool_)
     matches = []
@@ -308,7 +303,7 @@ def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> li
     """The rows of some shards that `name` names."""
 
     def look(shard: int) -> list[Match]:
-        return _matches(commits.sidecar(shard), name, shard_name(shard))
+        return _matches(Pool(commits).read(shard, NAMING_COLUMNS), name, shard_name(shard))
 
     return list(itertools.chain.from_iterable(in_threads(look, shards)))
 
@@ -317,7 +312,10 @@ def _waiting_matches(pool: str, name: str) -> Iterator[Match]:
     """Pairs that were not attempted yet."""
     folder = PoolLayout(pool).pairs
     for file in disk.list_names(folder, ".parquet"):
-        yield from _matches(disk.join(folder, file), name, None)
+        path = disk.join(folder, file)
+        available = disk.read_schema(path).names
+        columns = [column for column in NAMING_COLUMNS if column in available]
+        yield from _matches(disk.read_parquet(path, columns), name, None)
 
 
 def _pair(pool: str, match: Match) -> dict[str, Any] | None:
@@ -340,60 +338,54 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
 
 
 def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
-    pool = commits.pool
-    assert match.shard is not None
-    rows = {"": disk.read_parquet(commits.sidecar(match.shard)).slice(match.row, 1)}
-    scores = {}
-    for name in complete_score_sets(pool):
-        columns = _aligned(AlignedFiles.of_scores(pool, name), match.shard)
-        if columns is not None:
+    pool, shard = Pool(commits), match.shard
+    assert shard is not None
+    rows = {"": pool.read(shard, None).slice(match.row, 1)}
+    scores: dict[str, dict[str, Any]] = {}
+    for name, document in pool.all_score_sets.items():
+        scores[name] = {}
+        if pool.has_scores(name, shard):
+            columns = pool.read(shard, document.columns, dict.fromkeys(document.columns, name))
             rows[name] = columns.slice(match.row, 1)
-        scores[name] = {} if columns is None else _row(columns, match.row)
+            scores[name] = _row(columns, match.row)
     sidecar, recipe = _row(rows[""], 0), None
     if sidecar["reason"] is None:
         with contextlib.suppress(ValueError, OSError):  # a damaged recipe: all else is told
-            recipe = recipe_of_pool(pool)
+            recipe = recipe_of_pool(pool.path)
     consent = None
     if recipe is not None:
-        judge = judge_of(commits.record(match.shard), recipe)
+        judge = judge_of(commits.record(shard), recipe)
         consent = disk.to_plain(judge(sidecar["optout"], sidecar["warc_offset"] is not None))
     return {
-        "shard": match.shard,
+        "shard": shard,
         "row": match.row,
         "sidecar": sidecar,
         "consent": consent,
         "scores": scores,
-        "views": {view: _decision(pool, view, match, rows) for view in view_names(pool)},
+        "views": {
+            name: _decision(OpenView(pool, document), match, rows)
+            for name, document in pool.views.items()
+        },
     }
-
-
-def _aligned(files: AlignedFiles, shard: str) -> pa.Table | None:
-    """What a score set or view has for the rows of a shard; None where it is older."""
-    try:
-        return files.read(shard)[0] if files.has(shard) else None
-    except FileNotFoundError:
-        return None
 
 
 def _row(table: pa.Table, row: int) -> dict[str, Any]:
     return dict(table.slice(row, 1).to_pylist()[0])
 
 
-def _decision(pool: str, view: str, match: Match, rows: Mapping[str, pa.Table]) -> dict[str, Any]:
+def _decision(view: OpenView, match: Match, rows: Mapping[str, pa.Table]) -> dict[str, Any]:
     """Whether a view keeps a row, or the first rule that fails; and what each rule says of the
     row, whatever the others say, with the values and thresholds that it compares.
 
     rows: the row of the sidecar (key "") and of each score set.
     """
     assert match.shard is not None
-    mask = _aligned(AlignedFiles.of_view(pool, view), match.shard)
-    if mask is None:
+    if int(match.shard) not in view.shards:
         return {"kept": False, "rule": None, "note": "the view is older than this shard"}
-    decision = _row(mask, match.row)
+    decision = _row(view.mask(match.shard), match.row)
     if decision["rule"] == NOT_STORED:
         return decision
-    document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
-    table = rows[""].replace_schema_metadata(None)
+    document, table = view.document, rows[""]
     for name in document.scores.values():
         for column in rows[name].column_names if name in rows else ():
             if column not in table.column_names:

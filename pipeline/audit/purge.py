@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import os
 import re
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -47,7 +49,7 @@ from clipmill.manifests.layout import (
     PoolLayout,
     shard_name,
 )
-from clipmill.manifests.pool import complete_score_sets
+from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.pipeline.archives.urls import ascii_host, resolve, trimmed
 from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
@@ -100,7 +102,7 @@ def purge_shard(out: PoolWriter, record: CommitRecord, purged: Mask) -> CommitRe
     ValueError for a tar that is damaged or was changed.
     """
     layout, shard = out.layout, int(record.shard)
-    table = disk.read_parquet(layout.sidecar(shard, record.revision)).replace_schema_metadata(None)
+    table = Pool(Commits.of_records(out.pool, [record])).read(shard, None)
     if not has_content(table, purged).any():
         return None
     rows = _tombstones(table, purged)
@@ -320,11 +322,19 @@ def find_rows(commits: Commits, criteria: Criteria) -> FoundRows:
     """The rows with content that fit one of the criteria, and all others of their uids."""
     uids = pa.array(sorted(criteria.get("uid", ())), pa.string())
     if criteria.keys() - {"uid"}:
-        sidecars = [commits.sidecar(name) for name in commits.names()]
-        files = [*sidecars, *_pair_files(PoolLayout(commits.pool))]
-        matching = in_threads(lambda path: _matching(path, criteria), files)
-        uids = _distinct([uids, *matching])
-        return locate_rows(commits, uids, commits.shards.tolist(), files[len(sidecars) :])
+        pool, shards = Pool(commits), commits.shards.tolist()
+        files = _pair_files(PoolLayout(commits.pool))
+        of_shards = in_threads(
+            lambda shard: _matching(partial(pool.read, shard), pool.schema.names, criteria), shards
+        )
+        of_files = in_threads(
+            lambda path: _matching(
+                partial(disk.read_parquet, path), disk.read_schema(path).names, criteria
+            ),
+            files,
+        )
+        uids = _distinct([uids, *of_shards, *of_files])
+        return locate_rows(commits, uids, shards, files)
     return locate_rows(commits, uids, *_candidates(commits, uids))
 
 
@@ -343,24 +353,22 @@ def locate_rows(
     """
     if shards is None or files is None:
         shards, files = commits.shards.tolist(), _pair_files(PoolLayout(commits.pool))
-    rows = ShardRows()
+    pool, rows = Pool(commits), ShardRows()
     there: list[pa.Array] = []
 
-    def look(path: str, column: str) -> tuple[Mask, Mask, pa.Array]:
-        table = disk.read_parquet(path, ["uid", column])
+    def look(table: pa.Table) -> tuple[Mask, Mask, pa.Array]:
         chosen = rows_with(table, uids)
         has = has_content(table, chosen)
         return chosen, has, table["uid"].filter(pa.array(has)).combine_chunks()
 
-    sidecars = in_threads(lambda shard: look(commits.sidecar(shard), "reason"), shards)
+    sidecars = in_threads(lambda shard: look(pool.read(shard, ["uid", "reason"])), shards)
     for shard, (chosen, has, present) in zip(shards, sidecars, strict=True):
         if has.any() or (tombstones and chosen.any()):
             rows.add(shard, chosen)
             there.append(present)
     touched = []
-    for path, (chosen, has, present) in zip(
-        files, in_threads(lambda path: look(path, "url"), files), strict=True
-    ):
+    others = in_threads(lambda path: look(disk.read_parquet(path, ["uid", "url"])), files)
+    for path, (chosen, has, present) in zip(files, others, strict=True):
         if has.any() or (tombstones and chosen.any()):
             touched.append(path)
             there.append(present)
@@ -416,9 +424,10 @@ def _pair_files(layout: PoolLayout) -> list[str]:
     return files
 
 
-def _matching(path: str, criteria: Criteria) -> pa.Array:
-    """The uids of the rows of a file that fit."""
-    names = disk.read_schema(path).names
+def _matching(
+    read: Callable[[list[str]], pa.Table], names: Sequence[str], criteria: Criteria
+) -> pa.Array:
+    """The uids of the rows of a table that fit; `read` gives columns of it, of these names."""
     columns = ["uid"]
     if criteria.keys() & {"url", "domain"}:
         columns += [name for name in ("url", "final_url") if name in names]
@@ -426,7 +435,7 @@ def _matching(path: str, criteria: Criteria) -> pa.Array:
         columns.append("sha256")
     if len(columns) == 1:
         return pa.array([], pa.string())
-    table = disk.read_parquet(path, columns)
+    table = read(columns)
     mask = np.zeros(table.num_rows, np.bool_)
     for name in columns[1:]:
         if name == "sha256":
@@ -892,13 +901,16 @@ def _names(example: str, urls: Sequence[str], domains: Set[str]) -> bool:
 def _urls(commits: Commits, rows: FoundRows) -> set[str]:
     """The URLs of rows that are to be purged."""
 
-    def look(path: str) -> list[str | None]:
-        table = disk.read_parquet(path, ["uid", "url"])
+    pool = Pool(commits)
+
+    def look(table: pa.Table) -> list[str | None]:
         urls: list[str | None] = table.filter(pc.is_in(table["uid"], rows.uids))["url"].to_pylist()
         return urls
 
-    paths = [*(commits.sidecar(shard) for shard in rows.shards), *rows.files]
-    return {url for urls in in_threads(look, paths) for url in urls if url}
+    columns = ["uid", "url"]
+    of_shards = in_threads(lambda shard: look(pool.read(shard, columns)), rows.shards)
+    of_files = in_threads(lambda path: look(disk.read_parquet(path, columns)), rows.files)
+    return {url for urls in itertools.chain(of_shards, of_files) for url in urls if url}
 
 
 def _decided(pool: str, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.shuffle import select, stream
@@ -194,7 +195,7 @@ def _entries_of_table(path: str) -> Iterator[pa.Table]:
 
 
 def _entries(commits: Commits, shard: int) -> pa.Table:
-    table = disk.read_parquet(commits.sidecar(shard), ["uid", "url"])
+    table = Pool(commits).read(shard, ["uid", "url"])
     uids = hex_bytes(table["uid"], UID_DIGITS // 2, "uid").view(">u8")[:, 0]
     urls = table["url"].drop_null().to_pylist()
     hashes = [xxhash.xxh3_64_intdigest(url.encode()) for url in urls]

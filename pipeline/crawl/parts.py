@@ -20,6 +20,7 @@ import xxhash
 from clipmill.manifests import disk
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.archives.urls import shortened
 from clipmill.pipeline.shuffle import THREADS
 from clipmill.pipeline.table_files import batch_rows
@@ -297,8 +298,6 @@ def _fetch_example(commits: Commits, reason: str) -> str:
     shard = commits.first_with(reason)
     if shard is None:
         return ""
-    where: list[tuple[str, str, Any]] = [("reason", "=", reason)]
-    columns = ["url", "error_message", "reason"]
-    table = disk.read_parquet(commits.sidecar(shard), columns, where=where)
-    row = table.slice(0, 1).to_pylist()[0]
+    table = Pool(commits).read(shard, ["url", "error_message", "reason"])
+    row = table.filter(pc.equal(table["reason"], reason)).slice(0, 1).to_pylist()[0]
     return shortened(f"{row['url']} ({row['error_message']})")

@@ -15,9 +15,10 @@ from typing import IO, Any
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
-from clipmill.manifests.commits import in_threads, read_commits
+from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.content import file_stamp, has_stamp
 from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import CAPTION_BYTES, Fetch, Source
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.crawl.sources import paths_at
@@ -589,7 +590,7 @@ def _require_same(record: CommitRecord, ticket: Ticket, pool: str, columns: Sequ
             f"{tar} has changed since it was adopted; "
             f"give the old tar back, or build into another folder than {pool}"
         )
-    present = disk.read_schema(PoolLayout(pool).sidecar(record.shard, record.revision)).names
+    present = Pool(Commits.of_records(pool, [record])).schema.names
     if list(present) != list(columns):
         raise ValueError(
             f"{pool} was adopted with the extra_columns {present[len(SIDECAR) :]}, "

@@ -4,7 +4,6 @@ a whole; the file is complete before it has its name.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 from collections import Counter
@@ -16,15 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from clipmill.filters.optout import RESPECT, refusing_signals
 from clipmill.manifests import disk, identity
-from clipmill.manifests.aligned import AlignedFiles, current_view, view_names
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import shard_name
-from clipmill.manifests.records import ViewDocument
+from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.schema import SOURCES, Recipe
 from clipmill.pipeline.audit.counts import count_pool, recipe_of_pool
 from clipmill.pipeline.lock import lock_file
@@ -111,12 +108,11 @@ class _LockWriter:
     """What is read of a pool for its lock."""
 
     def __init__(self, commits: Commits, views: Sequence[str] | None) -> None:
-        self.commits, self.pool = commits, commits.pool
+        self.commits, self.pool, self._pool = commits, commits.pool, Pool(commits)
         self.recipe = _complete_recipe(commits)
         self.extra_columns = _extra_columns(self.recipe)
-        self.views = _current_views(commits, views)
+        self.views = _current_views(self._pool, views)
         self.plan = read_plan(self.pool) if is_planned(self.pool) else None
-        self._masks = {view: AlignedFiles.of_view(self.pool, view) for view in self.views}
         agent = self.recipe.fetch.user_agent or "clipmill"
         # Another policy has refused such rows when they were fetched.
         refused = refusing_signals(self.recipe.fetch.optout)
@@ -181,7 +177,7 @@ class _LockWriter:
         )
         values["lock_outcome"] = pc.fill_null(values["reason"], STORED)
         for view in self.views:
-            values[VIEW_PREFIX + view] = self._kept(view, shard, rows)
+            values[VIEW_PREFIX + view] = self.views[view].mask(shard, ["kept"], rows)["kept"]
         hidden = lock_file.withheld_rows(
             sidecar.select(lock_file.COLUMNS), self._refused, self._user_agent
         )
@@ -200,16 +196,7 @@ class _LockWriter:
 
     def _sidecar(self, position: int) -> pa.Table:
         """The sidecar of a shard. ValueError where it is missing or damaged."""
-        shard = int(self.commits.shards[position])
-        path = self.commits.sidecar(shard)
-        try:
-            content = disk.read_bytes(path)
-        except FileNotFoundError:
-            raise ValueError(_repair_line(self.pool, f"{path} is missing")) from None
-        expected = self.commits.column("sidecar_file_sha256")[position].as_py()
-        if hashlib.sha256(content).digest() != expected:
-            raise ValueError(_repair_line(self.pool, f"{path} is damaged"))
-        table = pq.read_table(pa.BufferReader(content), use_threads=False)
+        table = self._pool.read_exact(int(self.commits.shards[position]))
         names = {*ROWS.names, *self.extra_columns, *lock_file.COLUMNS}
         return table.select([name for name in table.column_names if name in names])
 
@@ -224,19 +211,6 @@ class _LockWriter:
             line = f"shard {shard_name(shard)} has other rows than the plan"
             raise ValueError(_repair_line(self.pool, line))
         return {name: table[name] for name in names}
-
-    def _kept(self, view: str, shard: int, rows: int) -> pa.ChunkedArray:
-        try:
-            if self.views[view].frozen and not self._masks[view].has(shard):
-                return pa.chunked_array([np.zeros(rows, np.bool_)])  # it is of other shards
-            mask = self._masks[view].read(shard, ["kept"])[0]["kept"]
-        except (FileNotFoundError, pa.ArrowException) as error:
-            line = f"the mask of view {view!r} of shard {shard_name(shard)} cannot be read"
-            raise ValueError(_repair_line(self.pool, f"{line} ({error})")) from None
-        if len(mask) != rows:
-            line = f"the mask of view {view!r} has other rows than shard {shard_name(shard)}"
-            raise ValueError(_repair_line(self.pool, line))
-        return mask
 
     def _refused_later(self) -> pa.Array:
         """The uids of retried rows that ended as refused: the first attempt is withheld too."""
@@ -270,12 +244,12 @@ class _LockWriter:
         """The head. hashes: of all stored rows, then of those of each view."""
         (_, whole), *of_views = hashes
         views = {}
-        for (view, document), (_, digest) in zip(self.views.items(), of_views, strict=True):
+        for (view, masks), (_, digest) in zip(self.views.items(), of_views, strict=True):
             views[view] = LockedView(
                 kept=self._kept_rows[view],
                 rows_sha256=digest,
-                rules=document.rules,
-                thresholds=document.thresholds,
+                rules=masks.document.rules,
+                thresholds=masks.document.thresholds,
             )
         return LockHead(
             form=FORM,
@@ -346,12 +320,11 @@ def _extra_columns(recipe: Recipe) -> dict[str, str]:
     return types
 
 
-def _current_views(commits: Commits, names: Sequence[str] | None) -> dict[str, ViewDocument]:
-    """The documents of the views to lock, in the order of their names."""
-    pool = commits.pool
-    remedy = f"make it again with clipmill filter {pool}, or name the others with --view"
-    chosen = sorted(set(view_names(pool) if names is None else names))
-    return {name: current_view(pool, name, commits.fingerprint, remedy) for name in chosen}
+def _current_views(pool: Pool, names: Sequence[str] | None) -> dict[str, OpenView]:
+    """The views to lock, in the order of their names."""
+    remedy = f"make it again with clipmill filter {pool.path}, or name the others with --view"
+    chosen = pool.view_names() if names is None else names
+    return {name: pool.view(name, remedy) for name in sorted(set(chosen))}
 
 
 def _plain_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import xxhash
 from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import DriftDocument, ViewDocument
 from clipmill.manifests.schema import (
     SOURCES,
@@ -129,7 +130,7 @@ def _shard_counts(
         if position is None:
             here = pa.array([MISSING] * table.num_rows, pa.string())
             return _pairs(table["lock_outcome"], here), False
-        sidecar = disk.read_parquet(commits.sidecar(number), ["reason"])
+        sidecar = Pool(commits).read(number, ["reason"])
         here = pc.fill_null(sidecar["reason"], STORED)
         low = number * KEYS_PER_SHARD
         if number in retried:
@@ -164,7 +165,7 @@ def _retried_here(commits: Commits, lock: LockFile) -> dict[int, str]:
     for shard in commits.shards[retries][::-1].tolist():
         if shard < first_retry:
             break  # a retry of the pool that was locked
-        table = disk.read_parquet(commits.sidecar(shard), ["key", "retry_of", "reason"])
+        table = Pool(commits).read(shard, ["key", "retry_of", "reason"])
         for row in table.to_pylist():
             outcome = newest.pop(int(row["key"]), row["reason"] or STORED)
             newest[int(row["retry_of"])] = outcome
@@ -503,10 +504,8 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
     firsts = np.cumsum(counts) - counts
 
     def read(position: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
-        path = commits.sidecar(int(commits.shards[position]))
-        table = disk.read_parquet(path, ["uid", "sha256", "status"])
-        if table.num_rows != counts[position]:
-            raise ValueError(f"{path} does not have the rows of its commit record; verify it")
+        shard = int(commits.shards[position])
+        table = Pool(commits).read(shard, ["uid", "sha256", "status"])
         known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)
         stored = pc.and_(pc.equal(table["status"], "success"), known)
         table = table.filter(stored)

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from clipmill.filters import make
 from clipmill.filters.clip.model import ClipFilter, ClipModel, shared_model
-from clipmill.manifests.aligned import AlignedFiles
-from clipmill.manifests.pool import complete_score_sets
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.look.page import NoImage, are_current, image_bytes, image_records, thumbnail
@@ -103,19 +102,16 @@ class Alike:
     def of_survey(cls, survey: Survey) -> Alike | None:
         """The embeddings of images of a pool; None where no score set has some."""
         pool_rows = survey.rows
-        sets = complete_score_sets(survey.pool)
-        for name, document in sets.items():
-            if document.fingerprint != pool_rows.commits.fingerprint or not len(pool_rows.shards):
-                continue
-            column = _embedding_column(survey, name, document)
+        pool = Pool(pool_rows.commits)
+        for name, document in pool.score_sets.items() if len(pool_rows.shards) else ():
+            column = _embedding_column(pool.score_schema(name), document)
             if column is None:
                 continue
-            files = AlignedFiles.of_scores(survey.pool, name)
             numbers: list[NDArray[np.int64]] = []
             parts: list[Vectors] = []
             size = 0
             for position, shard in enumerate(pool_rows.shards.tolist()):
-                values = files.read(shard, [column])[0][column].combine_chunks()
+                values = pool.read(shard, [column], {column: name})[column].combine_chunks()
                 valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
                 first = int(pool_rows.first_rows[position])
                 valid &= pool_rows.stored[first : first + len(valid)]
@@ -156,10 +152,8 @@ class Alike:
         return some[np.argsort(-likeness[some], kind="stable")]
 
 
-def _embedding_column(survey: Survey, name: str, document: ScoreSetDocument) -> str | None:
+def _embedding_column(schema: pa.Schema, document: ScoreSetDocument) -> str | None:
     """The first column of fixed-size lists of floats; of two the one of images."""
-    files = AlignedFiles.of_scores(survey.pool, name)
-    schema = files.read(int(survey.rows.shards[0]))[0].schema
     able = []
     for field in schema:
         kind = field.type

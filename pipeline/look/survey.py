@@ -18,11 +18,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, view_names
+from clipmill.manifests.aligned import view_names
 from clipmill.manifests.columns import REASONS, SIDECAR
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
-from clipmill.manifests.pool import Pool
+from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.text import printable
 from clipmill.pipeline.audit.counts import count_pool
@@ -255,9 +255,9 @@ def _view(
             state = "is older than the pool's shards: choose it again"
         problems.append(f"view {name} {state}")
         return unread
-    files = AlignedFiles.of_view(commits.pool, name)
     try:
-        masks = list(_masks(files, shards))
+        view = OpenView(Pool(commits), document)
+        masks = [_with_codes(view.mask(shard)) for shard in shards.tolist()]
     except (OSError, ValueError) as error:
         problems.append(f"the masks of view {name} cannot be read: {error}")
         return unread
@@ -269,10 +269,8 @@ def _view(
     return PoolView(name=name, document=document, kept=kept, first_rule=first_rule)
 
 
-def _masks(files: AlignedFiles, shards: NDArray[np.int64]) -> Iterator[pa.Table]:
-    for shard in shards.tolist():
-        mask, _ = files.read(shard, ["kept", "rule"])
-        yield pa.table({"kept": mask["kept"], "rule": mask["rule"].dictionary_encode()})
+def _with_codes(mask: pa.Table) -> pa.Table:
+    return pa.table({"kept": mask["kept"], "rule": mask["rule"].dictionary_encode()})
 
 
 # --------------------------------------------------------------------------------------------------

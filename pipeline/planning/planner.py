@@ -20,7 +20,8 @@ import xxhash
 from clipmill.manifests import disk, identity
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
-from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import SOURCES, Fetch, Recipe
 from clipmill.pipeline.archives.urls import ascii_host, split
 from clipmill.pipeline.crawl.crawler import ranges_of
@@ -42,7 +43,7 @@ from clipmill.pipeline.planning.plan_files import (
     shard_id,
     shards_file,
 )
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 from clipmill.pipeline.table_files import row_of_address
 
@@ -304,7 +305,7 @@ def sort_retries(config: Config) -> Work:
 
 def _transient_keys(pool: str, shard: int) -> Integers:
     """The keys of a committed shard's rows that may succeed when they are asked for again."""
-    classes = read_sidecar(pool, shard, ["class"])["class"]
+    classes = Pool.of_tickets(pool).of_shards(shard_name(shard)).read(shard, ["class"])["class"]
     transient = pc.fill_null(pc.equal(classes, "transient"), False).to_numpy()
     return np.flatnonzero(transient).astype(np.int64) + shard * KEYS_PER_SHARD
 

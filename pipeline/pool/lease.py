@@ -64,23 +64,6 @@ def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
         return None
 
 
-def read_sidecar(pool: str, shard: int | str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a committed shard, all columns or those named.
-
-    A shard that is replaced meanwhile is read again, once. FileNotFoundError where the shard is not
-    committed or its sidecar is missing.
-    """
-    layout = PoolLayout(pool)
-    record = CommitRecord.read(layout.commit_record(shard))
-    try:
-        return disk.read_parquet(layout.sidecar(shard, record.revision), columns)
-    except FileNotFoundError:
-        newer = CommitRecord.read(layout.commit_record(shard))
-        if newer.revision == record.revision:
-            raise
-        return disk.read_parquet(layout.sidecar(shard, newer.revision), columns)
-
-
 @contextlib.contextmanager
 def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
     """At most one process or thread of this machine publishes a shard of a local pool at a time.

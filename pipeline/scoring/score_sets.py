@@ -296,7 +296,7 @@ def example_row(commits: Commits, reason: str) -> str:
     """One row that ended with `reason`, as a line."""
     shard = commits.first_with(reason)
     assert shard is not None, f"no shard has a row with reason {reason!r}"
-    rows = disk.read_parquet(commits.sidecar(shard), EXAMPLE_COLUMNS)
+    rows = Pool(commits).read(shard, EXAMPLE_COLUMNS)
     row = rows.filter(pc.equal(rows["reason"], reason)).slice(0, 1).to_pylist()[0]
     message = f" ({row['error_message']})" if row["error_message"] else ""
     return printable(f"row {row['key']}: {row['url']}{message}")

@@ -15,24 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clipmill.filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
 from clipmill.filters.columns import instance_column
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import (
-    AlignedFiles,
     BundlesWriter,
-    is_current,
-    own_shards,
     remove_view_shards,
     view_names,
-    view_shards,
     write_view_shards,
 )
 from clipmill.manifests.columns import SIDECAR, VIEW, shared_name, with_extra
-from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import (
     NOT_STORED,
     PoolLayout,
@@ -41,7 +36,7 @@ from clipmill.manifests.layout import (
     random_view_name,
     shard_name,
 )
-from clipmill.manifests.pool import Pool
+from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.records import (
     ScoreSetDocument,
     ViewDocument,
@@ -314,7 +309,7 @@ class JoinedColumns:
         for field in table.schema if len(self.schema) else ():
             if field.type != self.schema.field(field.name).type:
                 raise ValueError(
-                    f"{self.commits.sidecar(shard)} has {field.name!r} as {field.type}, unlike the "
+                    f"shard {shard_name(shard)} has {field.name!r} as {field.type}, unlike the "
                     "first shard of the pool; its shards are of different recipes: build them "
                     "again, or leave the column out of the rules"
                 )
@@ -436,18 +431,7 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
     chosen: Mask = np.any(flags, axis=1)
     if not chosen.any():
         return np.zeros((0, KEY_BYTES + len(masks)), np.uint8)
-    path = commits.sidecar(int(commits.shards[position]))
-
-    def read_columns(source: Any) -> pa.Table:
-        file = pq.ParquetFile(source, page_checksum_verification=True)
-        return file.read(["uid", "sha256"], use_threads=False)
-
-    table = disk.read_with(path, read_columns)
-    if table.num_rows != len(chosen):
-        raise ValueError(
-            f"{path} has {table.num_rows} rows and its mask {len(chosen)}; choose the view again "
-            "with clipmill filter"
-        )
+    table = Pool(commits).read(int(commits.shards[position]), ["uid", "sha256"])
     if not chosen.all():
         table = table.filter(pa.array(chosen))
     try:
@@ -568,9 +552,8 @@ def random_like(
     `random_like_VIEW`, which is drawn with seed 0. ValueError if the pool has no view of that name,
     or one that is older than its shards.
     """
-    commits = shards_with_rows(out.pool)
-    model = current_view_of(commits, view)
-    commits = own_shards(model, commits)
+    whole = Pool(shards_with_rows(out.pool)).view(view)
+    model, commits = whole.document, whole.commits
     inputs: dict[str, Inputs] = {}
     views = []
     for seed in [None] if seeds is None else seeds:
@@ -605,14 +588,15 @@ def parts_of_views(
     if not all(0 <= seed < PART_SEED for seed in seeds):
         raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
     commits = shards_with_rows(out.pool)
-    wholes = {view: current_view_of(commits, view) for view in views}
+    opened = {view: Pool(commits).view(view) for view in views}
+    wholes = {view: each.document for view, each in opened.items()}
     if len(states := {(whole.fingerprint, whole.frozen) for whole in wholes.values()}) > 1:
         made: dict[str, ViewDocument] = {}  # frozen ones are of shards of their own
         for state in sorted(states, key=str):
             some = [v for v in views if (wholes[v].fingerprint, wholes[v].frozen) == state]
             made |= parts_of_views(out, some, share, seeds)
         return made
-    commits = own_shards(wholes[views[0]], commits)
+    commits = opened[views[0]].commits
     inputs: dict[str, Inputs] = {}
     parts: dict[str, tuple[ViewDocument, int]] = {}  # name -> of which view, the seed of the hash
     for view, whole in wholes.items():
@@ -633,9 +617,8 @@ def parts_of_views(
     def select(
         masks: MaskFiles, names: Sequence[str], _: Mapping[str, ViewDocument]
     ) -> dict[str, Selection]:
-        files = {view: AlignedFiles.of_view(out.pool, view) for view in wholes}
         for shard in commits.shards.tolist():
-            _add_parts(masks, shard, {name: parts[name] for name in names}, files, share)
+            _add_parts(masks, shard, {name: parts[name] for name in names}, opened, share)
         selections = {}
         for name in names:
             whole, kept = parts[name][0], sum(masks.kept[name])
@@ -655,16 +638,14 @@ def _add_parts(
     masks: MaskFiles,
     shard: int,
     parts: Mapping[str, tuple[ViewDocument, int]],
-    files: Mapping[str, AlignedFiles],
+    files: Mapping[str, OpenView],
     share: float,
 ) -> None:
     """The masks of a shard for parts, by name: of which view, and the seed of the hash. files: the
     masks of the views.
     """
-    uids = disk.read_parquet(masks.commits.sidecar(shard), ["uid"])["uid"].to_numpy()
-    views = {
-        view: files[view].read(shard)[0] for view in {whole.name for whole, _ in parts.values()}
-    }
+    uids = Pool(masks.commits).read(shard, ["uid"])["uid"].to_numpy()
+    views = {view: files[view].mask(shard) for view in {whole.name for whole, _ in parts.values()}}
     kept_by = {view: mask["kept"].to_numpy() for view, mask in views.items()}
     some = np.logical_or.reduce(list(kept_by.values()))
     drawn = {}
@@ -700,9 +681,8 @@ def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
     ValueError for a view that is not there or is older than the shards, and for a name that another
     view has.
     """
-    pool, commits = out.pool, shards_with_rows(out.pool)
-    model = current_view_of(commits, view)
-    commits = own_shards(model, commits)
+    pool, whole = out.pool, Pool(shards_with_rows(out.pool)).view(view)
+    model, commits = whole.document, whole.commits
     check_view_name(name)
     inputs = Inputs(
         rules=model.rules, scores=model.scores, fingerprint=commits.fingerprint, frozen=True
@@ -713,24 +693,12 @@ def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
     def select(
         masks: MaskFiles, _: Sequence[str], __: Mapping[str, ViewDocument]
     ) -> dict[str, Selection]:
-        files = AlignedFiles.of_view(pool, view)
         for shard in commits.shards.tolist():
-            masks.add(name, shard_name(shard), files.read(shard)[0])
+            masks.add(name, shard_name(shard), whole.mask(shard))
         selection = Selection(thresholds=model.thresholds, funnel=model.funnel, kept=model.kept)
         return {name: selection}
 
     return _make(out, commits, {name: inputs}, select)
-
-
-def current_view_of(commits: Commits, view: str) -> ViewDocument:
-    """The document of a view; that of a frozen one may be of fewer shards. ValueError where there
-    is none, or its shards have changed since."""
-    pool = commits.pool
-    document = read_view(pool, view)
-    if document is None or not is_current(document, commits):
-        state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
-        raise ValueError(f"view {view!r} {state}; run clipmill filter {pool} with its recipe first")
-    return document
 
 
 def hash_view(pool: str, view: str) -> str:
@@ -738,13 +706,12 @@ def hash_view(pool: str, view: str) -> str:
 
     ValueError where there is no such view, or it is older than the shards.
     """
-    commits = read_commits(pool)
-    commits = own_shards(current_view_of(commits, view), commits)
-    masks = AlignedFiles.of_view(pool, view)
+    masks = Pool.open(pool).view(view)
+    commits, counts = masks.commits, masks.commits.column("count")
 
     def kept_rows(position: int) -> NDArray[np.bool_]:
-        column = masks.read(int(commits.shards[position]), ["kept"])[0]["kept"]
-        return np.asarray(column.to_numpy(), np.bool_)
+        shard, rows = int(commits.shards[position]), counts[position].as_py()
+        return np.asarray(masks.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
 
     return hash_rows(commits, {view: kept_rows})[view]
 
@@ -932,14 +899,14 @@ def _moved_text(masks: MaskFiles, before: ViewDocument) -> str:
     duplicates and thresholds of the whole pool change where a pool grows. "" where they cannot be
     read.
     """
-    files = AlignedFiles.of_view(masks.commits.pool, before.name)
     came = went = 0
     try:
-        for shard in view_shards(masks.commits.pool, before)[0].tolist():
+        view = OpenView(Pool(masks.commits), before)
+        for shard in view.shards.tolist():
             position = masks.commits.position(shard)
             if position is None:
                 return ""
-            old = np.asarray(files.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_)
+            old = np.asarray(view.mask(shard, ["kept"])["kept"].to_numpy(), np.bool_)
             new = masks.kept_rows(before.name, position)
             came, went = came + int((new & ~old).sum()), went + int((old & ~new).sum())
     except (OSError, ValueError):  # damaged or gone: what is new is whole

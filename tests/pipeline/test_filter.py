@@ -29,7 +29,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Blend, FilterSpec, Recipe, Source, View
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.pool import lease
-from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.train.config import TrainConfig, model_config
@@ -37,6 +37,7 @@ from clipmill.train.data.loader import Loader
 from tests.support import commands
 from tests.support.audited import image_bytes
 from tests.support.bundles import scores_of
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import make_pool, rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +99,7 @@ def test_the_columns_that_a_rule_may_read(pool: str, capsys: pytest.CaptureFixtu
         (["POOL", "--recipe", "{}", "--seed", "1"], "Unknown option: --seed"),
         (["POOL"], "--recipe is missing"),
         (["random-like", "POOL", "long", "--views", "raw"], "Unknown option: --views"),
-        (["random-like", "POOL", "long"], "view 'long' is not in"),
+        (["random-like", "POOL", "long"], "has no view 'long'; it has none"),
         (["columns", "POOL", "--views", "raw"], "Unknown option: --views"),
     ],
 )

@@ -17,7 +17,6 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.pool.lease import (
     PoolWriter,
     read_commit_record,
-    read_sidecar,
     remove_uncommitted,
 )
 from clipmill.pipeline.pool.shard_writer import replace_shard
@@ -32,6 +31,7 @@ from tests.support.s3_server import (
     s3_server,
     s3_variables,
 )
+from tests.support.sidecars import read_sidecar
 
 pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")

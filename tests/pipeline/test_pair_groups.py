@@ -116,7 +116,7 @@ def test_what_cannot_be_divided_is_refused(pool: str) -> None:
         divided(pool, "host", "original_width", most=5)
     with pytest.raises(ValueError, match="all rows are in one group, 'status = success'"):
         divided(pool, "status")
-    with pytest.raises(ValueError, match="view 'nothing' is not in"):
+    with pytest.raises(ValueError, match="has no view 'nothing'; it has raw, wide"):
         divided(pool, "host", views=("nothing",))
 
 
@@ -175,7 +175,7 @@ def test_a_threshold_is_of_the_column_that_it_names(pool: str) -> None:
     division = divide_rows(read_commits(pool), ["raw"], ["original_width"], 4, "two")
     thresholds = [
         f"{one.value:g}"
-        for call, one in pair_groups.current_view_of(read_commits(pool), "two").thresholds.items()
+        for call, one in Pool.open(pool).view("two").document.thresholds.items()
         if "width" in call
     ]
     assert len(thresholds) == 2

@@ -22,9 +22,9 @@ from clipmill.examples.miniweb import small_web
 from clipmill.examples.miniweb.settings import Miniweb
 from clipmill.manifests import disk
 from clipmill.pipeline.audit.counts import count_pool
-from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 
 pytestmark = pytest.mark.slow
 

@@ -16,13 +16,14 @@ from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import files
 from tests.support import plans
 from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part
+from tests.support.sidecars import read_sidecar
 
 VIEWS = (
     View(name="raw"),

@@ -28,11 +28,12 @@ from clipmill.pipeline.fetch.fetcher import Fetched
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import contained, limits_of
 from clipmill.pipeline.lock.lock_writer import write_lock
-from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.pipeline.pool.lease import hold_lease
 from tests.conftest import draw
 from tests.support import commands, locked_pools, small_pool
 from tests.support.bundles import damage_shard
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 
 RECIPE = """
 name: chaos

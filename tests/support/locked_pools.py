@@ -23,11 +23,12 @@ from clipmill.pipeline.fetch.download import row_not_asked, row_of
 from clipmill.pipeline.fetch.fetcher import Fetched
 from clipmill.pipeline.lock.rebuild import recipe_of_lock, write_lock_plan
 from clipmill.pipeline.planning.plan_files import read_plan, read_shard
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.views.files import choose_views
 from tests.support import plans
 from tests.support.pairs import write_part
+from tests.support.sidecars import read_sidecar
 from tests.support.web_files import FileServer
 
 ROWS_PER_SHARD = 20

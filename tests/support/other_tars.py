@@ -12,8 +12,8 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.schema import Source
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
-from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 
 Members = list[tuple[str, bytes]]
 

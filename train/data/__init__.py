@@ -6,9 +6,8 @@ order:
 Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/tokens@ID. Written:
 RUN/segments of a live run. Public names:
 
-`Batch`, `CaptionCoder`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `ShardColumns`,
-`StageTimes`, `ViewMasks`, `copy_tokens`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
-`read_with_retries`, `token_set`, `too_many_damaged`
+`Batch`, `CaptionCoder`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `StageTimes`,
+`copy_tokens`, `open_masks`, `open_pool`, `read_with_retries`, `token_set`, `too_many_damaged`
 
 Invariants:
 
@@ -25,5 +24,5 @@ Invariants:
 * A store that does not answer is `ReadFailed`, not a person's mistake
   (tests/train/data/test_view_rows.py).
 
-To extend: a column for another purpose is read with `read_columns`.
+To extend: a column for another purpose is read with `open_pool(path).scan`.
 """

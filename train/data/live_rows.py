@@ -28,7 +28,6 @@ from clipmill.train.config import TrainConfig
 from clipmill.train.data.view_rows import (
     RowReader,
     ShardRows,
-    load_columns,
     one_array,
     read_with_retries,
 )
@@ -154,7 +153,8 @@ class LivePool:
         """The stored rows of a shard that was found, with the tokens of their captions."""
         shard = self.found[number]
         columns = ["key", "caption", "image_offset", "image_length"]
-        table = load_columns(shard.sidecar, columns)
+        read = functools.partial(disk.read_parquet, shard.sidecar, columns)
+        table = read_with_retries(read, shard.sidecar)
         table = table.filter(pc.is_valid(table["image_offset"]))
         if len(table) != shard.rows:
             raise ValueError(

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from clipmill.manifests import disk, waits
-from clipmill.manifests.aligned import AlignedFiles, current_view, own_shards, view_shards
 from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
-from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
+from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files
 from clipmill.manifests.disk import to_plain
-from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
-from clipmill.manifests.pool import Pool
-from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.pool import OpenView, Pool, choose_again
+from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import Balance
 from clipmill.train.mixture.order import Chances, candidates_for, expected_unique
 from clipmill.train.rng import Ints
@@ -98,228 +97,22 @@ def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) ->
 
 
 # --------------------------------------------------------------------------------------------------
-# Columns of the rows of a pool or of one of its views, shard by shard: the one reader of both.
-#
-# Rows come in tar order, shards in the order of their names. One shard is in memory at a time.
-# Every read is repeated after a time-out or a lost connection.
+# A pool whose every read is repeated after a time-out or a lost connection.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardColumns:
-    """Columns of one shard, with one entry per row of its sidecar."""
-
-    shard: str
-    columns: pa.Table  # the columns that were asked for, in that order
-    kept: NDArray[np.bool_]  # (rows,) the view keeps the row; without a view: it has an image
-    rule: pa.ChunkedArray  # (rows,) NULL where kept, else the first rule that failed
-
-    def kept_columns(self) -> pa.Table:
-        """The columns of the kept rows."""
-        return self.columns.filter(pa.array(self.kept))
+def open_pool(path: str) -> Pool:
+    """A pool of which two small files are read: where the files of its shards are."""
+    return Pool(shard_files(path), read_with_retries)
 
 
-def read_columns(
-    pool: str, view: str | None = None, columns: Sequence[str] = ()
-) -> Iterator[ShardColumns]:
-    """Columns of every committed shard of a pool, with what a view makes of each row.
-
-    A column is one of the sidecar or, with a view, one of the score sets that the view's rules
-    read. Without a view a row is kept where it has an image. Nothing is read before the first
-    shard is asked for. ValueError for an unknown view or column and for a stale view.
-    """
-    if view is None:
-        opened = _pool(committed(pool))
-        for shard in opened.commits.names():
-            table = opened.read(shard, [*columns, "image_offset"])
-            kept = pc.is_valid(table["image_offset"])
-            rule = pc.if_else(kept, pa.scalar(None, pa.string()), NOT_STORED)
-            yield _shard_columns(shard, table.select(list(columns)), kept, rule)
-        return
-    masks = open_masks(shard_files(pool), view)
-    for number, shard in enumerate(masks.names()):
-        table = _joined_columns(masks, shard, columns)
-        mask = masks.read(number, len(table))
-        yield _shard_columns(shard, table, mask["kept"], mask["rule"])
-
-
-def _shard_columns(
-    shard: str, table: pa.Table, kept: pa.ChunkedArray, rule: pa.ChunkedArray
-) -> ShardColumns:
-    mask = np.asarray(kept.to_numpy(), dtype=bool)
-    return ShardColumns(shard=shard, columns=table, kept=mask, rule=rule)
-
-
-def committed(pool: str) -> Commits:
-    """What is committed in a pool."""
-    return read_with_retries(lambda: read_commits(pool, ["tar", "count", "sidecar_sha256"]), pool)
-
-
-def _pool(files: ShardFiles | Commits) -> Pool:
-    """A pool whose reads are repeated as those of a trainer are."""
-    return Pool(files, read_with_retries)
+def open_masks(files: ShardFiles | Commits, view: str) -> OpenView:
+    """A view of a pool. ValueError where there is none, or it is older than the shards."""
+    return Pool(files, read_with_retries).view(view)
 
 
 def shard_files(pool: str) -> ShardFiles | Commits:
     """Where the files of a pool's shards are."""
     return read_with_retries(lambda: open_shard_files(pool), pool)
-
-
-def load_document(path: str, kind: type[T]) -> T:
-    """A JSON document of a pool."""
-    return read_with_retries(lambda: read_document(path, kind), path)
-
-
-def load_columns(path: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of a Parquet file of a pool. ValueError for a column that it does not have."""
-    try:
-        return read_with_retries(lambda: disk.read_parquet(path, list(columns)), path)
-    except pa.ArrowInvalid as error:
-        known = read_with_retries(lambda: disk.read_schema(path), path).names
-        unknown = [name for name in columns if name not in known]
-        if not unknown:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-        suggestion = disk.did_you_mean(unknown[0], known)
-        raise ValueError(
-            f"{path} has no column {unknown[0]!r}{suggestion} (of {', '.join(known)})"
-        ) from error
-
-
-def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of the rows of a shard in a score set or view. ValueError for damage."""
-    return load_with_metadata(files, shard, columns)[0]
-
-
-def load_with_metadata(
-    files: AlignedFiles, shard: str, columns: Sequence[str]
-) -> tuple[pa.Table, dict[str, Any]]:
-    """As `load_aligned`, with what was written about the rows of the shard."""
-    path = files.path(shard)
-    try:
-        return read_with_retries(lambda: files.read(shard, columns), path)
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; make it again") from None
-
-
-class ViewMasks:
-    """A view that fits its pool: its document, its shards, and what it makes of each row."""
-
-    def __init__(self, files: ShardFiles | Commits, document: ViewDocument) -> None:
-        self.pool, self.document, self.files = files.pool, document, files
-        path = PoolLayout(self.pool).view_shards(document.name, document.shards.file)
-        self.shards, self.kept = read_with_retries(lambda: view_shards(self.pool, document), path)
-        self._masks = AlignedFiles.of_view(self.pool, document.name)
-        self.table = _pool(files)
-
-    def names(self) -> Iterator[str]:
-        """The names of the shards."""
-        return (shard_name(int(shard)) for shard in self.shards)
-
-    @functools.cached_property
-    def score_sets(self) -> dict[str, str]:
-        """Column -> the score set that has it, for the score sets that the view's rules read.
-        ValueError for one of other rows."""
-        return _score_sets(PoolLayout(self.pool), self.document)
-
-    def read(self, number: int, rows: int) -> pa.Table:
-        """What the view makes of each of the `rows` rows of a shard: the columns `kept` and `rule`.
-
-        number: position in `shards`. ValueError for a mask of other rows.
-        """
-        shard = shard_name(int(self.shards[number]))
-        mask = load_aligned(self._masks, shard, ["kept", "rule"])
-        self._check_mask(number, mask["kept"], rows)
-        return mask
-
-    def kept_rows(self, number: int) -> Ints:
-        """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
-        mask = load_aligned(self._masks, shard_name(int(self.shards[number])), ["kept"])["kept"]
-        self._check_mask(number, mask, len(mask))
-        return np.flatnonzero(mask.to_numpy())
-
-    def kept_columns(self, number: int, columns: Sequence[str]) -> pa.Table:
-        """Columns of the kept rows of a shard: of its sidecar, or of a score set that the view's
-        rules read.
-        """
-        table = _joined_columns(self, shard_name(int(self.shards[number])), columns)
-        return table.filter(self.read(number, len(table))["kept"])
-
-    def _check_mask(self, number: int, kept: pa.ChunkedArray, rows: int) -> None:
-        """ValueError for a mask of other rows, or with another number of kept rows."""
-        if len(kept) != rows or (pc.sum(kept).as_py() or 0) != self.kept[number]:
-            path = self._masks.path(shard_name(int(self.shards[number])))
-            raise ValueError(
-                f"{path} does not fit its shard or its view; {choose_again(self.pool)}"
-            )
-
-
-def open_masks(files: ShardFiles | Commits, view: str) -> ViewMasks:
-    """A view of a pool. ValueError where there is none, or it is older than the shards."""
-    return ViewMasks(files, read_view(files, view))
-
-
-def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
-    """The document of a view. ValueError where there is none, or it is older than the shards."""
-    pool = files.pool
-    return read_with_retries(
-        lambda: current_view(pool, view, files.fingerprint, choose_again(pool)),
-        PoolLayout(pool).views,
-    )
-
-
-def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of the sidecar and of the view's score sets, for all rows of a shard."""
-    own = [name for name in columns if name not in masks.score_sets]
-    try:
-        return masks.table.read(shard, columns, masks.score_sets)
-    except ValueError as error:
-        raise _not_read(masks, own) or error from None
-
-
-def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
-    """The error for a column that the pool has and the view does not read; None for others.
-
-    A view names the score sets that its rules read, so that a run with its hash has their values.
-    """
-    view = masks.document.name
-    for name, document in masks.table.all_score_sets.items():
-        for column in columns:
-            if column in document.columns:
-                if name in masks.document.scores.values():
-                    return ValueError(
-                        f"view {view!r} of {masks.pool} is frozen, and the column {column!r} of "
-                        f"the score set {name} was computed anew from the rows that the pool has "
-                        "now: use a view that is not frozen"
-                    )
-                return ValueError(
-                    f"view {view!r} of {masks.pool} does not read the column {column!r}, which is "
-                    f"of the score set {name}: name it in a rule of the view, such as "
-                    f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
-                )
-    return None
-
-
-def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
-    """Column -> the score set that has it, for the score sets that the view's rules read."""
-    of_column: dict[str, str] = {}
-    for score_set in document.scores.values():
-        scores = load_document(layout.score_set_json(score_set), ScoreSetDocument)
-        is_of_rows = scores.fingerprint == document.fingerprint
-        if not is_of_rows and document.frozen:
-            is_of_rows = _pool(own_shards(document, committed(layout.root))).covers(scores)
-            if scores.whole_pool:
-                continue  # its values are of the pool as it is now
-        if not is_of_rows:
-            raise ValueError(
-                f"{layout.score_set(score_set)} was made of other rows or pictures than the view "
-                f"{document.name!r}; {choose_again(layout.root)}"
-            )
-        of_column.update(dict.fromkeys(scores.columns, score_set))
-    return of_column
-
-
-def choose_again(pool: str) -> str:
-    """The command that chooses a pool's views."""
-    return f"run clipmill filter {pool} --recipe RECIPE"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -486,7 +279,7 @@ class ViewRows(RowReader):
 
     def __init__(
         self,
-        masks: ViewMasks,
+        masks: OpenView,
         token_set: str,
         cached_shards: int,
         texts: Sequence[str] = (),
@@ -498,7 +291,6 @@ class ViewRows(RowReader):
         name = masks.document.name
         super().__init__(masks.pool, name, token_set, cached_shards, self._read_shard)
         self.masks, self.shards, self.shard_rows = masks, masks.shards, masks.kept
-        self._tokens = AlignedFiles.of_scores(self.pool, token_set) if own is None else None
         # An instance of the filter `tokens` under another name names its column so too.
         self._token_column = token_set.partition("@")[0]
         self._texts = [name for name in texts if name != CAPTION]
@@ -509,7 +301,7 @@ class ViewRows(RowReader):
         shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
         beside = [name for name in self._columns if name == CAPTION]
-        sidecar = load_columns(self.masks.files.sidecar(shard), [*columns, *beside])
+        sidecar = self.masks.table.read_lazily(shard, [*columns, *beside])
         mask = self.masks.read(number, len(sidecar))["kept"]
         kept = sidecar.filter(mask)
         if kept["image_offset"].null_count:
@@ -518,7 +310,9 @@ class ViewRows(RowReader):
                 f"{choose_again(self.pool)}"
             )
         if self._own is None:
-            column = self._read_tokens(shard, sidecar["uid"]).filter(mask).combine_chunks()
+            tokens_of, name = self.masks.table.read_of_uids, self._token_column
+            table = tokens_of(shard, [name], self.token_set, sidecar["uid"])
+            column = table[name].filter(mask).combine_chunks()
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             tokens = column.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False)
             ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -579,17 +373,6 @@ class ViewRows(RowReader):
             texts[name] = self._tokenizer.encode_all(table[name])
         return texts
 
-    def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Tokens of every row of a shard. ValueError where they were made for other rows."""
-        assert self._tokens is not None
-        path = self._tokens.path(shard)
-        table, metadata = load_with_metadata(self._tokens, shard, [self._token_column])
-        if metadata.get("uids") != uids_checksum(uids):
-            raise ValueError(
-                f"{path} was made for other rows than the pool has; {_tokenize_again(self.pool)}"
-            )
-        return table[self._token_column]
-
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece."""
@@ -630,15 +413,10 @@ def token_set(pool: str, view: str, tokenizer: str = "clip") -> str:
     return _find_tokens(PoolLayout(pool), tokenizer, open_masks(shard_files(pool), view))
 
 
-def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
+def _find_tokens(layout: PoolLayout, tokenizer: str, masks: OpenView) -> str:
     """The score set with the tokens of all shards; of several the one of the highest version."""
-    folders = read_with_retries(lambda: disk.list_names(layout.scores), layout.scores)
     token_sets: dict[str, ScoreSetDocument] = {}
-    for name in folders:
-        path = layout.score_set_json(name)
-        if "@" not in name or not disk.exists(path):
-            continue
-        scores = load_document(path, ScoreSetDocument)
+    for name, scores in masks.table.all_score_sets.items():
         if scores.filter_kind == TOKENS:  # under whatever name of an instance
             token_sets[name] = scores
     tokenizers = {str(scores.options.get("tokenizer")) for scores in token_sets.values()}
@@ -650,11 +428,7 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
     complete = [
         (scores.version, name)
         for name, scores in token_sets.items()
-        if scores.options.get("tokenizer") == tokenizer
-        and (
-            scores.fingerprint == masks.document.fingerprint
-            or _pool(own_shards(masks.document, committed(masks.pool))).covers(scores)
-        )
+        if scores.options.get("tokenizer") == tokenizer and masks.covers(scores)
     ]
     if not complete:
         raise ValueError(

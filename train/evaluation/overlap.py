@@ -15,7 +15,7 @@ from PIL import Image
 from clipmill.manifests.hashes import near_pairs_between, phash
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import TaskSpec
-from clipmill.train.data.view_rows import read_columns, read_with_retries
+from clipmill.train.data.view_rows import open_pool, read_with_retries
 from clipmill.train.eval_data.images import ImageSource, image_hashes, map_images
 from clipmill.train.evaluation.tasks import read_samples
 from clipmill.train.transforms import decode_image
@@ -104,8 +104,8 @@ def find_shared_images(pools: Sequence[str], tasks: Sequence[TaskSpec]) -> Share
 def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> list[SharedImage]:
     images = []
     hashes = pa.array(list(wanted), pa.string())
-    for shard in read_columns(pool, None, ["key", "uid", "sha256"]):
-        stored = shard.kept_columns()
+    for shard in open_pool(pool).scan(["key", "uid", "sha256"]):
+        stored = shard.kept_rows()
         shared = stored.filter(pc.is_in(stored["sha256"], value_set=hashes))
         for row in shared.to_pylist():
             for task, file in wanted[row["sha256"]]:
@@ -221,8 +221,8 @@ def _kept_uids(pool: str, view: str, asked: set[str]) -> set[str]:
     """Those of some uids that a view keeps."""
     uids: set[str] = set()
     values = pa.array(sorted(asked), pa.string())
-    for shard in read_columns(pool, view, ["uid"]) if asked else ():
-        kept = shard.kept_columns()["uid"]
+    for shard in open_pool(pool).scan(["uid"], view=view) if asked else ():
+        kept = shard.kept_rows()["uid"]
         uids.update(kept.filter(pc.is_in(kept, value_set=values)).to_pylist())
     return uids
 

@@ -13,11 +13,12 @@ from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.schema import Recipe, Rule, View
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands
 from tests.support.commit_records import read_commit_records
 from tests.support.exported import FILTERS, RECIPE, exported_pool
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import Row, make_pool
 
 NAMES = ("big", "many")  # the rules of the view words

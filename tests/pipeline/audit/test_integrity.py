@@ -20,10 +20,11 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit import counts, integrity
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_shard
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import sidecar_hash
 from tests.support import audited
 from tests.support.bundles import change_shard
+from tests.support.sidecars import read_sidecar
 
 
 @pytest.fixture

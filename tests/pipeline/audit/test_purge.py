@@ -38,7 +38,7 @@ from clipmill.pipeline.audit.purge import (
     purges_of_uid,
     read_criteria,
 )
-from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from clipmill.pipeline.scoring.scorer import score
@@ -50,6 +50,7 @@ from tests.support.exported import exported_pool
 from tests.support.folders import make_bundles_small
 from tests.support.other_tars import pack, picture
 from tests.support.purged import contents, make, members, rows_of
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import Row, make_pool, rows, set_name
 from tests.support.toy_pool_filters import Often
 

@@ -20,9 +20,10 @@ from clipmill.pipeline.audit.counts import count_pool
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_rows
 from clipmill.pipeline.audit.repair import LOST, repair_lines, repair_pool
-from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
 from tests.support import audited
 from tests.support.bundles import damage_shard
+from tests.support.sidecars import read_sidecar
 
 
 @pytest.fixture(scope="module")

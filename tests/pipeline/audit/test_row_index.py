@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from clipmill.manifests import disk
@@ -17,7 +16,8 @@ from clipmill.pipeline.audit import explain, row_index
 from clipmill.pipeline.audit.explain import explain_row
 from clipmill.pipeline.audit.purge import find_rows
 from clipmill.pipeline.audit.row_index import extend_row_index, locate, write_row_index
-from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import make_pool, rows
 
 
@@ -193,13 +193,13 @@ def test_the_row_index_spares_the_other_files(pool: str, monkeypatch: pytest.Mon
     shard, _, row = sidecar_rows(pool)[13]
     slow = find_rows(commits, {"uid": {row["uid"]}})
     write_row_index(PoolWriter(pool), commits)
-    read, opened = disk.read_parquet, []
+    read, opened = disk.read_with, []
 
-    def counted(path: Any, *args: Any, **options: Any) -> pa.Table:
+    def counted(path: Any, reader: Any) -> Any:
         opened.append(str(path))
-        return read(path, *args, **options)
+        return read(path, reader)
 
-    monkeypatch.setattr(disk, "read_parquet", counted)
+    monkeypatch.setattr(disk, "read_with", counted)
     fast = find_rows(commits, {"uid": {row["uid"]}})
     assert fast.uids.equals(slow.uids)
     assert (list(fast.shards), fast.files) == (list(slow.shards), slow.files)

@@ -23,13 +23,14 @@ from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline import cross_row
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.executor.tickets import Ticket
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.shuffle import stream
 from clipmill.pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import Row, make_pool, rows, set_name, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 
 
 def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.external import img2dataset
 from clipmill.pipeline.external.img2dataset import outcomes, success
-from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
 from tests.support.loopback_server import serving
 from tests.support.other_tars import pack, picture, rows, take
+from tests.support.sidecars import read_sidecar
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
 STAND_IN = """

@@ -31,11 +31,11 @@ from clipmill.pipeline.fetch.download import (
 from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.planning.plan_files import rows_of_shard
-from clipmill.pipeline.pool.lease import read_sidecar
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part
+from tests.support.sidecars import read_sidecar
 
 
 def config_of(pool: Path, fetch: Fetch, kind: str = "wat") -> dict[str, Any]:

@@ -21,8 +21,8 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.planning.plan_files import plan_json
-from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 
 BAD, GOOD = 50, 12
 NEEDLE = 48  # bytes of an image that are looked for, from its end, behind the tables

@@ -15,11 +15,12 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.fetch.download import Downloader
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
 from tests.support.pairs import write_part
+from tests.support.sidecars import read_sidecar
 
 
 def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from clipmill.pipeline.planning.planner import (
     sort_pairs,
     write_plan,
 )
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from tests.support import audited, self_kills
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import Expected, plan_of
+from tests.support.sidecars import read_sidecar
 
 
 def write_pairs(pool: Path, *tables: pa.Table) -> None:

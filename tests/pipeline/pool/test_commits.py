@@ -26,13 +26,13 @@ from clipmill.pipeline.pool.lease import (
     PoolWriter,
     hold_lease,
     read_commit_record,
-    read_sidecar,
     remove_uncommitted,
 )
 from clipmill.pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from clipmill.pipeline.scoring.scorer import score
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import files_of, five_rows, write_five
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import make_pool, rows, write_shard
 
 
@@ -295,27 +295,6 @@ def test_an_adopted_tar_stays_where_it_is(tmp_path: Path) -> None:
     record = replace_shard(PoolWriter(pool), 3, as_sidecar([]), tar, staged_tar=staged)
     assert (record.adopted, record.tar) == (False, "00003.r2.tar")
     assert staged.exists()
-
-
-def test_a_reader_with_the_old_record_reads_the_new_one_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = str(tmp_path)
-    write_five(pool)
-    rows = read_sidecar(pool, 3).to_pylist()
-    rows[0]["caption"] = "new"
-    read_parquet = disk.read_parquet
-
-    def meanwhile(*args: Any) -> pa.Table:
-        monkeypatch.setattr(disk, "read_parquet", read_parquet)
-        replace_shard(PoolWriter(pool), 3, as_sidecar(rows))
-        return read_parquet(*args)
-
-    monkeypatch.setattr(disk, "read_parquet", meanwhile)
-    assert read_sidecar(pool, 3)["caption"][0].as_py() == "new"
-    (tmp_path / "shards/00003.r1.parquet").unlink()
-    with pytest.raises(FileNotFoundError, match=r"00003\.r1\.parquet"):
-        read_sidecar(pool, 3)
 
 
 def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(

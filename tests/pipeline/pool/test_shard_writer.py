@@ -21,11 +21,12 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
 from clipmill.manifests.text import valid_text
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import Row, five_rows, write_five
+from tests.support.sidecars import read_sidecar
 
 # Shard 3 of the rows below. A new value needs a new SHARD_VERSION.
 GOLDEN_VERSION = 3

@@ -14,11 +14,12 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import ShardWriter, member_block
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.five_rows import write_five
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import make_pool, rows
 
 

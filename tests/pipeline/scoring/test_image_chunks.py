@@ -16,8 +16,8 @@ from PIL import Image
 
 from clipmill.filters.picture import FRAMES, PIXELS, measure
 from clipmill.manifests.layout import CommitRecord, PoolLayout
-from clipmill.pipeline.pool.lease import read_sidecar
 from clipmill.pipeline.scoring import worker
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import Row, make_pool, rows
 
 

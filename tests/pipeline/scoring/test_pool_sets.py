@@ -16,12 +16,12 @@ from clipmill.filters.base import Batch, Columns, Filter
 from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import PoolSets, read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
-from clipmill.train.data.view_rows import open_masks
 from tests.support import chosen
 from tests.support.bundles import scores_of
 from tests.support.small_pool import make_pool, rows
@@ -100,7 +100,7 @@ def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
         "long": "long", "words": "words",
     }  # fmt: skip
     # A blend that balances by a column, or draws captions from one, finds it under this name too.
-    table_of_view = open_masks(read_commits(pool), "v").kept_columns(0, ["long", "words_twice"])
+    table_of_view = Pool.open(pool).view("v").kept_columns(0, ["long", "words_twice"])
     assert table_of_view["words_twice"].to_pylist() == [
         2 * long for long in table_of_view["long"].to_pylist()
     ]

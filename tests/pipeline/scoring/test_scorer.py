@@ -22,10 +22,11 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout, uids_checksum
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.executor.tickets import Tickets
-from clipmill.pipeline.pool.lease import PoolWriter, read_sidecar
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import score_sets, scorer, worker
 from tests.support.bundles import scores_of
 from tests.support.commit_records import read_commit_records
+from tests.support.sidecars import read_sidecar
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
 

@@ -119,4 +119,4 @@ def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert after == expected_hash(pool, "raw") != expected
     for words in (["none"], ["raw", "--seed", "1"]):
         assert commands.filter_pool(["hash", pool, *words]) == 2
-    assert "view 'none' is not in" in capsys.readouterr().err
+    assert "has no view 'none'; it has raw" in capsys.readouterr().err

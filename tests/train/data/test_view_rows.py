@@ -21,6 +21,7 @@ import pytest
 from clipmill.filters.tokens import Tokens
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.schema import Balance, Blend
 from clipmill.train.data import view_rows
@@ -30,8 +31,8 @@ from clipmill.train.data.view_rows import (
     ViewChances,
     ViewNumbers,
     is_transient,
+    open_pool,
     open_view,
-    read_columns,
     read_with_retries,
 )
 from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
@@ -182,7 +183,7 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(make_p
     change_shard(PoolLayout(pool).score_bundle(name, 1), 1, uids="0" * 64)
     rows = open_view(pool, "all")
     assert len(rows.shard(0).keys) == 4
-    with pytest.raises(ValueError, match="made for other rows"):
+    with pytest.raises(ValueError, match="does not have the columns of shard 00001 as it is"):
         rows.shard(1)
     write_scores(pool, name, {0: (scores_of(pool, name, 0), {})})
     with pytest.raises(ValueError, match="lack shards that were added or fetched again since"):
@@ -194,8 +195,8 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(make_p
 
 def kept(pool, view, name):
     values: list[Any] = []
-    for shard in read_columns(pool, view, [name]):
-        values += shard.kept_columns()[name].to_pylist()
+    for shard in open_pool(pool).scan([name], view=view):
+        values += shard.kept_rows()[name].to_pylist()
     return values
 
 
@@ -209,24 +210,24 @@ def test_columns_of_the_kept_rows_come_in_tar_order(tiny_pool):
 
 def test_every_row_of_a_view_has_its_outcome(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 2, keep=lambda shard, row: row == 1, failed=1)
-    shards = list(read_columns(pool, "all", ["caption", "key"]))
+    shards = list(open_pool(pool).scan(["caption", "key"], view="all"))
     assert [shard.shard for shard in shards] == ["00000", "00001"]
     for shard in shards:
-        assert shard.columns.column_names == ["caption", "key"]
-        assert len(shard.columns) == 4
+        assert shard.table.column_names == ["caption", "key"]
+        assert len(shard.table) == 4
         assert shard.kept.tolist() == [False, True, False, False]
         assert shard.rule.to_pylist() == ["chosen", None, "chosen", "not_stored"]
-        assert len(shard.kept_columns()) == 1
+        assert len(shard.kept_rows()) == 1
 
 
 def test_without_a_view_a_row_is_kept_where_it_is_stored(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1, failed=2)
-    (shard,) = read_columns(pool, columns=["key"])
+    (shard,) = open_pool(pool).scan(["key"])
     assert shard.kept.tolist() == [True, True, False, False]
     assert shard.rule.to_pylist() == [None, None, "not_stored", "not_stored"]
-    assert shard.kept_columns()["key"].to_pylist() == ["000000000", "000000001"]
-    (bare,) = read_columns(pool, "all")
-    assert bare.columns.num_rows == 4
+    assert shard.kept_rows()["key"].to_pylist() == ["000000000", "000000001"]
+    (bare,) = open_pool(pool).scan([], view="all")
+    assert bare.table.num_rows == 4
     assert bare.kept.dtype == np.bool_
 
 
@@ -242,21 +243,21 @@ def test_a_column_may_come_from_a_score_set_of_the_view(make_pool, tmp_path):
     view = dataclasses.replace(view, scores={"clip_score": "clip_score@ab"})
     disk.write_json(layout.view_json("all"), view)
     with pytest.raises(ValueError, match="was made of other rows or pictures than the view 'all'"):
-        next(read_columns(pool, "all", ["clip_score"]))
+        next(open_pool(pool).scan(["clip_score"], view="all"))
     scores = dataclasses.replace(scores, fingerprint=view.fingerprint)
     disk.write_json(layout.score_set_json("clip_score@ab"), scores)
-    first, _ = read_columns(pool, "all", ["clip_score", "key"])
-    assert first.columns.column_names == ["clip_score", "key"]
-    assert first.columns["clip_score"].to_pylist() == [0.1, None, 0.3]
+    first, _ = open_pool(pool).scan(["clip_score", "key"], view="all")
+    assert first.table.column_names == ["clip_score", "key"]
+    assert first.table["clip_score"].to_pylist() == [0.1, None, 0.3]
     write_scores(pool, "clip_score@ab", {0: (values.slice(1), {})})
     with pytest.raises(ValueError, match="does not have the columns of shard 00000 as it is"):
-        next(read_columns(pool, "all", ["clip_score"]))
+        next(open_pool(pool).scan(["clip_score"], view="all"))
 
 
 @pytest.mark.parametrize("view", [None, "all"])
 def test_an_unknown_column_is_named_with_the_nearest(tiny_pool, view):
     with pytest.raises(ValueError, match="no column 'capton'; did you mean 'caption'"):
-        next(read_columns(tiny_pool, view, ["key", "capton"]))
+        next(open_pool(tiny_pool).scan(["key", "capton"], view=view))
 
 
 def test_one_shard_is_read_at_a_time(tiny_pool, monkeypatch):
@@ -268,7 +269,7 @@ def test_one_shard_is_read_at_a_time(tiny_pool, monkeypatch):
         return read(path, *rest)
 
     monkeypatch.setattr(disk, "read_with", counted)
-    shards = read_columns(tiny_pool, "all", ["key"])
+    shards = open_pool(tiny_pool).scan(["key"], view="all")
     assert paths == []
     next(shards)
     of_rows = [path for path in paths if "/shards/" in path]
@@ -295,13 +296,13 @@ def test_rows_of_one_pool_are_numbered_without_reading_uids(tiny_pool, monkeypat
     numbers = ViewNumbers(views, "uid", 4)
     assert numbers.sources == {0, 1}
     read: list[str] = []
-    load_columns = view_rows.load_columns
+    read_lazily = Pool.read_lazily
 
-    def reading(path, columns):
+    def reading(pool, shard, columns):
         read.extend(columns)
-        return load_columns(path, columns)
+        return read_lazily(pool, shard, columns)
 
-    monkeypatch.setattr(view_rows, "load_columns", reading)
+    monkeypatch.setattr(Pool, "read_lazily", reading)
     every, half = every_number(numbers, 0, [16] * 3), every_number(numbers, 1, [8] * 3)
     assert len(every) == 48
     assert read == []  # of sidecars: the masks are enough

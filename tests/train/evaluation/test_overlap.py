@@ -10,8 +10,8 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import Part, Pool
 from clipmill.manifests.records import ScoreSetDocument, read_document
-from clipmill.train.data.view_rows import ShardColumns
 from clipmill.train.evaluation import overlap
 from clipmill.train.evaluation.overlap import (
     SharedImage,
@@ -79,12 +79,12 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
     strict = changed(colours, near_overlap="refuse")
     kept = {"all": [f"{0:032x}", f"{2:032x}"], "clean": [f"{2:032x}"]}
 
-    def columns_of_view(pool, view, columns):
+    def scan(_, columns, view):
         uids = pa.chunked_array([[f"{number:032x}" for number in range(3)]])
         table, mask = pa.table({"uid": uids}), np.isin(uids.to_numpy(), kept[view])
-        return [ShardColumns(shard="00000", columns=table, kept=mask, rule=pa.chunked_array([[]]))]
+        return [Part(shard="00000", table=table, kept=mask, rule=pa.chunked_array([[]]))]
 
-    monkeypatch.setattr(overlap, "read_columns", columns_of_view)
+    monkeypatch.setattr(Pool, "scan", scan)
     with pytest.raises(ValueError, match=r"1 near duplicates .* in the view all of .*green/1\.png"):
         refuse_near(shared, [strict], [(pool, "clean"), (pool, "all")])
     refuse_near(shared, [strict], [(pool, "clean")])
