@@ -236,6 +236,8 @@ def evaluate_model(
         paths = (tasks,) if isinstance(tasks, str) else tasks
         if bool(paths) == (suite is not None):
             raise ValueError("give either tasks or a suite")
+        if average_last is not None and average_last < 1:
+            raise ValueError(f"--average-last is {average_last}; it must be at least 1")
         return _evaluate(
             os.fspath(model),
             [reader.read_manifest(path, TaskSpec) for path in paths],
@@ -259,8 +261,6 @@ def _evaluate(
     from clipmill.train.evaluation.tasks import on_rank_0
     from clipmill.train.parallel import checkpoint
 
-    if average_last is not None and average_last < 1:
-        raise ValueError(f"--average-last is {average_last}; it must be at least 1")
     folder = model.removeprefix("local-dir:")
     if out is None and (model.startswith("open_clip:") or model_files.is_file(model)):
         raise ValueError(f"{model} has no folder for the predictions: name one with --out")

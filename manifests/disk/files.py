@@ -464,12 +464,15 @@ def pauses(limit_s: float = RETRY_S) -> Iterator[float]:
 
 
 def retried(
-    operation: Callable[[], T], path: object, also: int | None = None, limit_s: float = RETRY_S
+    operation: Callable[[], T],
+    path: object,
+    also: int | None = None,
+    limit_s: float | None = None,
 ) -> T:
     """The result of an operation on a remote store; transient errors are tried again.
 
     `path` is for the log line, and for an OSError that names no file. `also`: one more HTTP status
-    that passes. The last error is raised where `limit_s` did not suffice.
+    that passes. The last error is raised where `limit_s` (RETRY_S) did not suffice.
     """
     waits: Iterator[float] | None = None
     while True:
@@ -478,7 +481,7 @@ def retried(
         except Exception as error:
             if not is_transient(error) and (also is None or http_status(error) != also):
                 _raise_named(error, path)
-            waits = waits or pauses(limit_s)
+            waits = waits or pauses(RETRY_S if limit_s is None else limit_s)
             pause = next(waits, -1.0)
             if pause < 0:
                 _raise_named(error, path)

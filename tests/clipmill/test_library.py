@@ -71,7 +71,7 @@ def test_the_names_that_a_type_checker_sees_are_those_that_are_there() -> None:
     tree = ast.parse((ROOT / "clipmill/__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {
-        name.asname: node.module.removeprefix("clipmill.library.")
+        name.asname: node.module.removeprefix("clipmill.")
         for node in block.body
         if isinstance(node, ast.ImportFrom) and node.module
         for name in node.names
