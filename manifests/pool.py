@@ -325,7 +325,16 @@ class Pool:
                     )
             return file.read(names, use_threads=False)
 
-        table = self._reader(lambda: disk.read_with(path, read), path).replace_schema_metadata(None)
+        try:
+            table = self._reader(lambda: disk.read_with(path, read), path)
+        except FileNotFoundError:
+            now = CommitRecord.read(self.layout.commit_record(shard))
+            if disk.join(self.layout.shards, now.sidecar) == path:
+                raise
+            raise ValueError(
+                f"shard {shard_name(shard)} was replaced while the pool was read: run it again"
+            ) from None
+        table = table.replace_schema_metadata(None)
         return table if names is None else table.select(names)
 
 

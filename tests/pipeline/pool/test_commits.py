@@ -19,7 +19,7 @@ from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.commits import read_commits, update_index
 from clipmill.manifests.layout import CommitRecord, PoolLayout
-from clipmill.manifests.pool import complete_score_sets
+from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.pool.lease import (
     LeaseLost,
@@ -295,6 +295,19 @@ def test_an_adopted_tar_stays_where_it_is(tmp_path: Path) -> None:
     record = replace_shard(PoolWriter(pool), 3, as_sidecar([]), tar, staged_tar=staged)
     assert (record.adopted, record.tar) == (False, "00003.r2.tar")
     assert staged.exists()
+
+
+def test_a_reader_of_a_shard_that_was_replaced_is_sent_to_read_again(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    write_five(pool)
+    open_pool = Pool.open(pool)
+    replace_shard(PoolWriter(pool), 3, as_sidecar(read_sidecar(pool, 3).to_pylist()))
+    with pytest.raises(ValueError, match=r"^shard 00003 was replaced while .*: run it again$"):
+        open_pool.read(3, ["caption"])
+    assert Pool.open(pool).read(3, ["caption"]).num_rows == 5
+    (tmp_path / "shards/00003.r1.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=r"00003\.r1\.parquet"):
+        Pool.open(pool).read(3, ["caption"])
 
 
 def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(
