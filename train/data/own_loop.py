@@ -61,7 +61,7 @@ class Loader:
     """Batches of a blend of views: a function of (blend, seed, step) alone, which any number of
     ranks, threads and starts share.
 
-    One `for` goes through an epoch, and the next one goes on where it ended:
+    One `for` goes through an epoch, and the next one goes on where it ended::
 
         loader = clipmill.Loader("out/pool/basic", batch_size=256, image_size=224)
         for epoch in range(10):
