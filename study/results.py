@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +73,7 @@ class FileHashes:
     def add(self, path: str) -> str:
         """Hash a file. Returns the path inside the folder."""
         name = path.removeprefix(self.folder.rstrip("/") + "/")
-        self.sha256[name] = _sha256(path)
+        self.sha256[name] = disk.sha256_of(path)
         return name
 
 
@@ -133,7 +132,7 @@ def collect_results(
     )
     path = AblationLayout(out).measurements
     measurements.write(path)
-    results = replace(results, ablation_hash=ablation_hash, measurements=_sha256(path))
+    results = replace(results, ablation_hash=ablation_hash, measurements=disk.sha256_of(path))
     if shared is None:
         return results
     tasks = ablation.evaluate  # near images count only if every pool could be searched for them
@@ -426,12 +425,8 @@ def _check_content(layout: AblationLayout, path: str, sha256: str) -> None:
     """ValueError for a file that is not the one that the results were made from."""
     if not disk.exists(path):
         raise ValueError(f"{path} is missing; {_remedy(layout.root)}")
-    if _sha256(path) != sha256:
+    if disk.sha256_of(path) != sha256:
         raise ValueError(f"{path} has changed since {layout.results_json}; {_remedy(layout.root)}")
-
-
-def _sha256(path: str) -> str:
-    return hashlib.sha256(disk.read_bytes(path)).hexdigest()
 
 
 def _remedy(out: str) -> str:

@@ -338,8 +338,7 @@ def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
     plain, places = plain_name(metric), np.array([task in kept for task in results.tasks])
     tasks = []
     for task in results.tasks:
-        parts = re.split("[/.:]+" if re.search("[/.:]", task) else " ", task)
-        rest = [part for part in parts if plain_name(part).removesuffix("_mean") != plain]
+        rest = [part for part in _parts(task) if plain_name(part).removesuffix("_mean") != plain]
         tasks.append("/".join(rest) if task in kept and rest else task)
     if len(set(tasks)) < len(tasks):
         tasks = list(results.tasks)
@@ -351,14 +350,18 @@ def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
     )  # fmt: skip
 
 
+def _parts(name: str) -> list[str]:
+    """What stands between the signs of a name, or its words where it has none."""
+    return re.split("[/.:]+" if re.search("[/.:]", name) else " ", name)
+
+
 def _ending_in(names: Sequence[str], metric: str) -> list[str]:
     """The names of which a metric is the first or the last part, those of the fewest parts: the
     whole before its slices.
     """
     plain, found = plain_name(metric), dict[str, int]()
     for name in names:
-        parts = [plain_name(part) for part in re.split(r"[/.:]+" if re.search("[/.:]", name) else
-                                                       " ", name)]  # fmt: skip
+        parts = list(map(plain_name, _parts(name)))
         if plain in (parts[0], parts[-1], parts[-1].removesuffix("_mean")):
             found[name] = len(parts)
     return [name for name, count in found.items() if count == min(found.values())]

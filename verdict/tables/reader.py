@@ -357,13 +357,9 @@ def _is_of_study(file: str) -> bool:
     """Whether a file has the measurements of a study; not of its null web, which asks something
     else.
     """
-    folder, _, _ = file.rpartition("/")
-    layout = AblationLayout(folder)
-    return (
-        file == layout.measurements
-        and not folder.endswith("/null")
-        and disk.exists(layout.ablation_json)
-    )
+    layout = AblationLayout(file.rpartition("/")[0])
+    is_table = file == layout.measurements and not layout.root.endswith("/null")
+    return is_table and disk.exists(layout.ablation_json)
 
 
 def _bytes_of(file: str) -> bytes:
@@ -490,6 +486,12 @@ def _has_number(column: Column) -> bool:
     return not np.isnan(column.numbers()).all()
 
 
+def _stacked(frame: Frame, parts: Sequence[Frame], note: str) -> Frame:
+    """The table with the rows of all parts in the place of its own."""
+    rows = joined(parts)
+    return replace(frame, columns=rows.columns, rows=rows.rows, notes=[*frame.notes, note])
+
+
 def _melted(
     frame: Frame, key: str, numbers: Sequence[str], metrics: Mapping[str, Mapping[str, str]],
     several: bool,
@@ -508,8 +510,7 @@ def _melted(
         }, frame.rows)
         for number in numbers
     ]  # fmt: skip
-    long = replace(frame, columns=joined(parts).columns, rows=len(numbers) * frame.rows)
-    long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
+    long = _stacked(frame, parts, f"header: {', '.join(names[:3])}, … are runs")
     if beside := [name for name in frame.columns if name in metrics]:
         long.notes.append(f"not read: {', '.join(beside[:5])}, beside the runs of this name")
     long.roles = {name: role for name, role in frame.roles.items() if name not in beside}
@@ -544,7 +545,7 @@ def _with_arms_below(frame: Frame) -> Frame:
         words = re.split(r"[_/.: -]+", name)
         ends = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[:n]))]
         starts = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[n:]))]
-        if (ends or starts) and not np.isnan(column.numbers()).all():
+        if (ends or starts) and _has_number(column):
             n = ends[-1] if ends else starts[0]
             metric, arm = ("_".join(part) for part in (words[:n], words[n:])[:: 1 if ends else -1])
             found.setdefault(arm, {})[metric] = name
@@ -554,7 +555,7 @@ def _with_arms_below(frame: Frame) -> Frame:
     is_grid = len(found) > 1 < len(metrics) and all(own.keys() == metrics.keys()
                                                     for own in found.values())  # fmt: skip
     labels = [one for name, one in others.items() if name != "file" and len(one.present()) > 1]
-    if not is_grid or any(np.isnan(one.numbers()).all() for one in labels) or (
+    if not is_grid or not all(map(_has_number, labels)) or (
         {"arm", *metrics} & others.keys() or {*map(plain_name, found)} <= STAGES
         or frame.roles or any(DATA_SETS.search(plain_name(arm)) for arm in found)
     ):  # fmt: skip
@@ -565,9 +566,9 @@ def _with_arms_below(frame: Frame) -> Frame:
               | {metric: frame.columns[own[metric]] for metric in metrics}, frame.rows)
         for arm, own in found.items()
     ]  # fmt: skip
-    long = replace(frame, columns=(rows := joined(parts)).columns, rows=rows.rows)
     shown = ", ".join([*found][:3])
-    long.notes = [*frame.notes, f"header: {', '.join(metrics)} of each of {shown}, … as the arms"]
+    note = f"header: {', '.join(metrics)} of each of {shown}, … as the arms"
+    long = _stacked(frame, parts, note)
     long.roles = {"arm": ("arm", "a part of the header")}
     return long
 
@@ -600,9 +601,8 @@ def _with_pairs_below(frame: Frame) -> Frame:
         pair = {"metric": frame.columns[metric], "value": frame.columns[value]}
         part = Frame({**others, **pair}, frame.rows)
         parts.append(part.taken(frame.columns[metric].is_there()))
-    long = replace(frame, columns=(rows := joined(parts)).columns, rows=rows.rows)
     shown = ", ".join(f"{value} of {metric}" for (_, metric), (_, value) in whole.values())
-    long.notes = [*frame.notes, f"header: {shown} are a row each"]
+    long = _stacked(frame, parts, f"header: {shown} are a row each")
     why = "pairs of its name and its value"
     long.roles = frame.roles | {"metric": ("metric", why), "value": ("value", why)}
     return long
@@ -1801,12 +1801,14 @@ class _Reading:
 
     def _say_search(self) -> None:
         """A note where rows that were told to be runs have settings of their own."""
+        if "seed" not in self.told.names or self.frame.rows < LEAST_SEARCH:
+            return
+        of_arms, arms_N = self.roles.arm, group_codes(self.frame, self.roles.arm)
         chosen = [name for name in self.roles.of("setting") if name in self.frame.columns]
-        chosen = [name for name in chosen if name not in (*self.roles.arm, *self.roles.block)]
-        arms_N = group_codes(self.frame, self.roles.arm)
-        own = [n for n in chosen if _varies(arms_N, group_codes(self.frame, (n,)))]
+        own = [name for name in chosen if name not in (*of_arms, *self.roles.block)
+               and _varies(arms_N, group_codes(self.frame, (name,)))]  # fmt: skip
         runs = len(np.unique(group_codes(self.frame, (*self.roles.arm, *own))))
-        if own and "seed" in self.told.names and 2 * runs > self.frame.rows >= LEAST_SEARCH:
+        if own and 2 * runs > self.frame.rows:
             self.notes.append(
                 f"runs: most have settings of their own ({', '.join(own[:SHOWN])}), as in a "
                 "search, so a difference is between what was tried with each arm, not at equal "

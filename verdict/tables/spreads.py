@@ -106,13 +106,16 @@ def with_spreads_beside(frame: Frame) -> Frame:
     numeric = [name for name, own in frame.columns.items() if _is_numeric(own)]
     texts = [name for name in frame.columns if name not in numeric]
     for name in texts:
-        labels = {text: _stem(text) for text in map(text_of, frame.columns[name].present())}
+        present = list(map(text_of, frame.columns[name].present()))
+        if not any(map(SPREAD_WORD.search, present)):
+            continue
+        labels = {text: _stem(text) for text in present}
         kinds = {text: stem for text, stem in labels.items() if SPREAD_WORD.search(text)}
         means = {stem: text for text, stem in labels.items() if text not in kinds}
         is_all = len(kinds) + len(means) == len(labels) and (
             "" not in means or len(labels) == 2  # a column of `mean` and `std` says nothing else
         )
-        if kinds and is_all and set(kinds.values()) <= means.keys() and name != "file":
+        if is_all and set(kinds.values()) <= means.keys() and name != "file":
             others = [other for other in texts if other != name]
             if (moved := _moved(frame, name, labels, kinds, others, numeric)) is not None:
                 return moved
