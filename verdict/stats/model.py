@@ -23,6 +23,7 @@ RunGroups = Mapping[int, int]  # {run: its group}, for all arms
 
 NULL_SPACE = 1e-10  # an eigenvalue this small beside the largest is rounding
 RELATIVE_ZERO = 1e-12  # a residual this small beside the values is rounding
+BEYOND = 1 + 1e-9  # times as large as another variance: equal ones differ by rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,13 +403,13 @@ def moderated_spreads(
     runs = runs or [most] * len(own)
     full = [number for number, count in enumerate(runs) if count == max(runs)]
     mean, shared = float(np.mean([own[number] for number in full])), [(pooled, df)]
-    if mean > pooled:  # the baseline's noise is in every difference: its seeds alone tell it
+    if mean > pooled * BEYOND:  # the baseline's noise is in every difference: its seeds tell it
         shared = [(pooled / 2, df), (mean / 2, min(own_df[number] for number in full))]
     prior = math.fsum(part for part, _ in shared)
     rows = []
     for variance, seeds, count in zip(own, own_df, runs, strict=True):
         parts = shared
-        if variance > prior or count < most:
+        if variance > prior * BEYOND or count < most:
             halves = [(part / 2, of_part) for part, of_part in shared]
             parts = [*halves, (max(variance, prior) / 2, seeds)]
             if count < most:  # one part: the same runs tell the mean and its own variance
