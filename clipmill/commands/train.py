@@ -142,8 +142,9 @@ def run(
     """Train. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
     rank = int(os.environ.get("RANK", "0"))
     is_there = out is not None and disk.exists(RunLayout(out).run_json)
+    config = options.config()  # a store that does not answer before the run began is no failed run
     try:
-        record = training.train_with(options, out, on_ray)
+        record = training.train_with(options, config, out, on_ray)
     except training.RanksEnded as error:
         return error.status
     except FolderInUse as error:  # its process may end without this run: a queue tries again

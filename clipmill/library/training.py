@@ -132,19 +132,21 @@ def train_model(
             ranks=ranks,
             resume="never" if restart else resume,
         )
-        return train_with(options, os.fspath(out))
+        return train_with(options, options.config(), os.fspath(out))
 
 
-def train_with(options: RunOptions, out: str | None, on_ray: Main | None = None) -> RunRecord:
-    """Train in a folder, here or as several ranks; on_ray: what the words of each start there where
-    they are workers of Ray Train. RanksEnded where these did not end well.
+def train_with(
+    options: RunOptions, config: TrainConfig, out: str | None, on_ray: Main | None = None
+) -> RunRecord:
+    """Train in a folder, here or as several ranks; config: that of the options. on_ray: what the
+    words of each start there where they are workers of Ray Train. RanksEnded where these did not
+    end well.
     """
     if out is None:
         raise ValueError("--out is missing: the folder of the run")
     out = disk.output_folder(out)
     if is_pool(out):
         raise ValueError(f"--out {out} is a pool; choose a folder for the run beside it")
-    config = options.config()
     if options.ranks == 1 and on_ray is None:
         return loop.train(options.blend, config, out, resume=options.resume)
     if status := start_ranks(options, config, out, on_ray):

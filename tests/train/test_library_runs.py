@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -161,9 +162,9 @@ def test_a_model_is_evaluated_and_an_ablation_run(
     with unchanged():
         done = clipmill.evaluate_model(model, tasks=str(tmp_path / "task.yaml"))
     assert done is not None
-    assert (
-        done.metrics["colours"] == disk.read_json(run.results_json)["runs"]["raw"]["0"]["colours"]
-    )
+    measured = pq.read_table(tmp_path / "out/measurements.parquet").to_pylist()
+    of_run = [row for row in measured if (row["arm"], row["seed"]) == ("raw", 0)]
+    assert done.metrics["colours"] == {row["metric"]: row["value"] for row in of_run}
     assert (Path(done.predictions) / "colours.parquet").exists()
 
 
