@@ -55,6 +55,7 @@ MOSTLY = 0.9  # of the rows, where a file may have mistakes
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
+WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
 _some = partial(some, most=3)  # names in a sentence
 Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
 
@@ -251,6 +252,7 @@ def decide(results: Results, question: Question) -> Decision:
     notes += _ties(table, chosen, largest, arms) if not from_means else []
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
+    notes += _wide_arm(values, table.groups is None)
     several = question.task is None and result is not analysis.average and len(analysis.tasks) > 1
     if several and result.comparisons:
         notes.append(
@@ -1198,6 +1200,33 @@ def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]
         f"the intervals are over seeds, on these {samples:,} test samples: other test samples "
         f"alone may move a difference by ±{100 * half:.1f} points, where the arms share none "
         "of their errors"
+    ]
+
+
+def _wide_arm(values: Runs, paired: bool) -> list[str]:
+    """A note on an arm whose spread is far above that of all others, and widens their intervals.
+
+    paired: runs of one seed are compared, so what they share is no spread.
+    """
+    middle: dict[int, float] = {}
+    if paired:
+        of_run: dict[int, list[float]] = {}
+        for own in values.values():
+            for run, value in own.items():
+                of_run.setdefault(run, []).append(value)
+        middle = {run: float(np.median(several)) for run, several in of_run.items()}
+    spreads = sorted(
+        (float(np.std([value - middle.get(run, 0.0) for run, value in own.items()], ddof=1)), arm)
+        for arm, own in values.items()
+        if len(own) > 1
+    )
+    if len(spreads) < 3 or spreads[-1][0] < WIDE * spreads[-2][0] or not spreads[-2][0]:
+        return []
+    (second, _), (widest, arm) = spreads[-2:]
+    return [
+        f"runs of {arm} spread {widest / second:.0f} times as much as those of any other arm; the "
+        "arms share one variance, so it widens all intervals: --where without its rows compares "
+        "the others"
     ]
 
 

@@ -25,7 +25,7 @@ SPREAD = re.compile(
 INTERVAL = re.compile(
     rf"({CORE})\s*(%?)\s*[\[(]\s*{CORE}\s*%?\s*(?:,|;|–|to|-)\s*{CORE}\s*%?\s*[\])]", re.I
 )
-BRACKETS = re.compile(rf"({CORE})\s*(%?)\s*[\[({{]\s*[-+↑↓▲▼△▽]?\s*{CORE}\s*%?\s*[\])}}]", re.I)
+BRACKETS = re.compile(rf"({CORE})\s*(%?)\s*[\[({{]\s*([-+↑↓▲▼△▽]?\s*{CORE})\s*%?\s*[\])}}]", re.I)
 CHANGE = re.compile(rf"({CORE})\s*(%?)\s*[↑↓▲▼△▽]\s*(?:{CORE}\s*%?)?", re.I)
 WITH_UNIT = re.compile(
     rf"({CORE})\s*(ns|us|µs|ms|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|[kKMBGT]|[KMGT]i?B|dB|px|"
@@ -45,19 +45,22 @@ MISSING = re.compile(
 
 PERCENT_NOTE = "a number with a percent sign"
 SPREAD_NOTE = "a number with its spread"
+BRACKETS_NOTE = "a number with another one in brackets"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """value: the number; None where there is none. note: how a number that stands not alone was
     understood, "" for a plain one. unit: the letters behind it. spread: what stands behind ±, in
-    the unit of the value.
+    the unit of the value. bracketed: a number without a sign in brackets behind it, likewise: a
+    spread where the column's name says so.
     """
 
     value: float | None
     note: str = ""
     unit: str = ""
     spread: float | None = None
+    bracketed: float | None = None
 
 
 NOTHING = Cell(None)
@@ -115,12 +118,14 @@ def _marked(text: str, comma: str) -> Cell:
         return _cell(found, PERCENT_NOTE if found[2] else note)
     if found := SPREAD.fullmatch(plain):
         cell = _cell(found, SPREAD_NOTE)
-        scale = 0.01 if found[2] else 1.0
-        return replace(cell, spread=scale * float(found[3])) if cell.value is not None else cell
+        return replace(cell, spread=_other(found)) if cell.value is not None else cell
     if found := INTERVAL.fullmatch(plain):
         return _cell(found, "a number with an interval")
     if found := BRACKETS.fullmatch(plain):
-        return _cell(found, "a number with another one in brackets")
+        if found[3][0] in "-+↑↓▲▼△▽":
+            return _cell(found, BRACKETS_NOTE)
+        cell = _cell(found, BRACKETS_NOTE)
+        return replace(cell, bracketed=_other(found)) if cell.value is not None else cell
     if found := CHANGE.fullmatch(plain):
         return _cell(found, "a number with a change")
     if found := WITH_UNIT.fullmatch(plain):
@@ -136,6 +141,11 @@ def _cell(found: re.Match[str], note: str) -> Cell:
     if not math.isfinite(number):
         return NOTHING
     return Cell(number * scale, note)
+
+
+def _other(found: re.Match[str]) -> float:
+    """The number beside a number, in its unit."""
+    return float(found[3]) * (0.01 if found[2] else 1.0)
 
 
 def comma_use(texts: Iterable[Any], delimiter: str) -> str:

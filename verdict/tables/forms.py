@@ -11,6 +11,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -510,7 +511,7 @@ class _HtmlTables:
 
 def _latex_grids(text: str) -> list[Grid]:
     """The tables of a LaTeX text; the caption of each is its title."""
-    text = re.sub(r"(?<!\\)%.*", "", text)
+    text = _latex_expanded(re.sub(r"(?<!\\)%.*", "", text))
     grids = []
     for found in TABULAR.finditer(text):
         body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
@@ -529,6 +530,37 @@ def _latex_grids(text: str) -> list[Grid]:
         title = _latex_text(captions[-1])[:60] if captions else ""
         grids.append(Grid(_latex_filled(rows), title, line=text[: found.start()].count("\n") + 1))
     return grids
+
+
+LATEX_ARGUMENT = r"\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+LATEX_MACRO = re.compile(
+    r"\\(?:(?:re)?newcommand|providecommand|def|DeclareMathOperator)\*?\s*\{?\\([a-zA-Z]+)\}?\s*"
+    rf"(?:\[(\d)\])?((?:#\d)*){LATEX_ARGUMENT}"
+)
+
+
+def _latex_expanded(text: str) -> str:
+    """The text with its own commands replaced by what they stand for, such as
+    `\\newcommand{\\std}[1]{$\\pm$ #1}`; those with an optional argument stay.
+    """
+    macros = {}
+    for found in LATEX_MACRO.finditer(text):
+        macros[found[1]] = (int(found[2] or found[3].count("#")), found[4])
+    text = LATEX_MACRO.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for _ in range(3):  # one may use another
+        before = text
+        for name, (count, body) in macros.items():
+            parts = rf"\\{name}(?![a-zA-Z])" + LATEX_ARGUMENT * count
+            text = re.sub(parts, functools.partial(_filled, body), text)
+        if text == before or len(text) > 4 * 10**6:
+            break
+    return text
+
+
+def _filled(body: str, use: re.Match[str]) -> str:
+    """The body of a command with the arguments of a use."""
+    arguments = (*use.groups(), *[""] * 9)
+    return re.sub(r"#([1-9])", lambda found: arguments[int(found[1]) - 1], body)
 
 
 ROW_SPAN = "\0row"  # in front of a cell of \multirow: the blank ones below it are parts of it
@@ -571,6 +603,11 @@ def _latex_text(cell: str) -> str:
         end = r"(?![a-zA-Z])" if command.isalpha() else ""
         cell = re.sub(rf"\\{re.escape(command)}{end}", sign, cell)
     cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
+    spread = r"\\(?:std|sd|stdev|stddev|sem|stderr|err|pms?)\s*\{\s*±?\s*([^{}]*)\}"
+    cell = re.sub(spread, r" ± \1", cell)
+    # \meanstd{81.2}{0.3}: two numbers, of which the last is no value
+    cell = re.sub(r"\\(?!scalebox|fontsize|resizebox|rotatebox)[a-zA-Z]+\s*\{\s*([-+]?[\d.]+)\s*\}"
+                  r"\s*\{\s*±?\s*([\d.]+)\s*\}", r"\1 ± \2", cell)  # fmt: skip
     command = r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}"
     while (changed := re.sub(command, r"\1", cell)) != cell:
         cell = changed

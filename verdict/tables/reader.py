@@ -23,6 +23,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout
 from clipmill.verdict.tables.account import Account, ColumnRole, Count
 from clipmill.verdict.tables.cells import (
+    BRACKETS_NOTE,
     PERCENT_NOTE,
     SIZES,
     SPREAD_NOTE,
@@ -935,19 +936,22 @@ class _Reading:
                 parts.append(self._of_dictionaries(column))
                 continue
             self.attempted += self.frame.rows
-            units, spreads = Counter[str](), understood[SPREAD_NOTE]
+            units, own = Counter[str](), Counter[str]()
             counts = column.counts().tolist()
             for value, cell, count in zip(column.values, column.cells, counts, strict=True):
                 if count and cell.value is None:
                     self._no_number(value, count, name)
                 elif count:
                     units[cell.unit] += count
-                    understood[cell.note] += count
+                    own[cell.note] += count
                     self.shares |= {name} if cell.note == PERCENT_NOTE else set()
             if len(units) > 1:
                 shown = ", ".join(unit or "none" for unit in units)
                 raise ValueError(f"column {name!r} has numbers with several units ({shown})")
-            if name in self.roles.spreads or understood[SPREAD_NOTE] > spreads:
+            if self.told.spread or header_kind(name):  # `acc (SD)`: cells such as 0.71 (0.01)
+                own[SPREAD_NOTE] += own.pop(BRACKETS_NOTE, 0)
+            understood += own
+            if name in self.roles.spreads or own[SPREAD_NOTE]:
                 self._take_spreads(name, column)
             numbers = column.numbers()
             there = np.flatnonzero(~np.isnan(numbers))
@@ -971,8 +975,13 @@ class _Reading:
                 self._keep_cells(kept, f"of {name}, a {role}, not a metric")
 
     def _take_spreads(self, name: str, column: Column) -> None:
-        """The spreads of a column of means: behind ±, or in the column beside it."""
-        inside = [np.nan if cell.spread is None else cell.spread for cell in column.cells]
+        """The spreads of a column of means: behind ±, in brackets, or in the column beside it."""
+        are_brackets = bool(self.told.spread or header_kind(name))
+        both = [
+            cell.bracketed if are_brackets and cell.spread is None else cell.spread
+            for cell in column.cells
+        ]
+        inside = [np.nan if spread is None else spread for spread in both]
         spread_N = np.array(inside, np.float64)[column.codes]
         beside = self.frame.columns.get(self.roles.spreads.get(name, ""))
         if beside is not None:

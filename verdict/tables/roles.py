@@ -26,7 +26,7 @@ from clipmill.verdict.tables.metric_names import (
     plain_name,
     task_stem,
 )
-from clipmill.verdict.tables.spreads import counts_runs, spread_kind
+from clipmill.verdict.tables.spreads import counts_runs, header_kind, spread_kind
 
 ARM_WORDS = (
     "arm", "variant", "treatment", "recipe", "method", "methods", "approach", "algorithm", "algo",
@@ -477,6 +477,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return (
             ("per_sample", "lists of values of samples") if listed else ("text", "it holds lists")
         )
+    if is_numeric and header_kind(name) and _hold_spreads(column):
+        return "metric", "means, each with the spread that the header names"
     if plain in ("rank", "place", "position", "no") and is_numeric and _counts_rows(column):
         return "identifier", "a place in a list"
     if plain == "rank":  # of a list, perhaps with medals, or of a matrix
@@ -520,8 +522,18 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     return _checked(first, column, is_numeric, name)
 
 
+def _hold_spreads(column: Column) -> bool:
+    """Whether most cells that are there have a second number, behind ± or in brackets."""
+    cells = [cell for cell in column.cells if cell.value is not None]
+    return 2 * sum(cell.spread is not None or cell.bracketed is not None for cell in cells) > len(
+        cells
+    )
+
+
 def name_role(name: str) -> str:
     """What a metric is by its name where it is none: a count, a time, a spread, an identifier."""
+    if header_kind(name):  # `acc (SD)`, whose cells have both
+        name = re.split(r"[(\[±]", name)[0]
     plain = plain_name(name)
     if COUNTED.fullmatch(plain):
         return "count"
