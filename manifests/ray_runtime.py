@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib.util
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clipmill import ROOT
 
@@ -37,6 +38,7 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what `ray job submit` gives to its
 MONITOR_STATUS = b"__autoscaling_status"  # a key of Ray, as `ray status` reads it
 UNTYPED_NODE = re.compile(r"node_[0-9a-f]{56}")
 
+Engine = Literal["auto", "inline", "ray"]
 logger = logging.getLogger(__name__)
 _embedded_folder: str | None = None  # of the Ray that this process started
 
@@ -155,6 +157,22 @@ def _worker_variables() -> dict[str, str]:
     job = json.loads(os.environ.get(JOB_CONFIG, "{}"))
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
     return {name: value for name, value in variables.items() if name not in of_job}
+
+
+def is_there() -> bool:
+    """Whether Ray is installed."""
+    return importlib.util.find_spec("ray") is not None
+
+
+def settled(engine: Engine) -> Engine:
+    """The engine; `ray` for `auto` where this process was given a Ray, as in a job of `ray job
+    submit`, or has joined one.
+    """
+    if engine != "auto":
+        return engine
+    is_given = os.environ.get("RAY_ADDRESS") or os.environ.get(JOB_CONFIG)
+    has_joined = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    return "ray" if is_given or has_joined else engine
 
 
 def is_embedded() -> bool:

@@ -23,9 +23,9 @@ from typing import IO
 from clipmill import ROOT
 from clipmill.manifests import console, disk, ray_runtime, reader
 from clipmill.manifests.layout import AblationLayout, random_view_name
+from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
 from clipmill.pipeline import recipe_run
-from clipmill.pipeline.executor.stage import Engine
 
 Command = list[str]
 Child = subprocess.Popen[bytes]
@@ -395,7 +395,7 @@ def one_ray(engine: Engine) -> Iterator[None]:
     """One Ray for all commands that run in the block, so that each joins it instead of starting its
     own.
     """
-    if engine != "ray" or os.environ.get("RAY_ADDRESS"):
+    if settled(engine) != "ray" or os.environ.get("RAY_ADDRESS"):
         yield
         return
     ray_runtime.connect()

@@ -46,7 +46,8 @@ from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.manifests.ray_runtime import Engine
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns

@@ -19,12 +19,13 @@ from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import score_set_names
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, FilterSpec, Recipe
 from clipmill.pipeline.audit.counts import write_pool_json
 from clipmill.pipeline.audit.row_index import extend_row_index
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.parts import part_totals, read_parts, top_reasons
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Report, Stage
 from clipmill.pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
 from clipmill.pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
@@ -168,12 +169,11 @@ class Build:
             if SOURCES[recipe.source.kind].images == "rows":
                 config["image_column"] = recipe.source.image_column
                 config["contents"] = crawler.contents_of_rows(pool, recipe.source)
-            if self.engine == "ray":
-                config["decoders"] = 1  # there is a worker for each core; each decodes in one child
             stage = Stage(
                 name="fetch",
                 work=Downloader,
                 config=config,
+                on_ray={"decoders": 1},  # a worker for each core; each decodes in one child
                 concurrency=CONCURRENT_SHARDS,
                 measure=measure_commit,
             )

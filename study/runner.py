@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from clipmill import ROOT
 from clipmill.manifests import console, disk, ray_runtime
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import Metrics, deciding_metric
+from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.manifests.schema import Ablation, Blend, TaskSpec
 from clipmill.study import arms
 from clipmill.study.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
@@ -245,7 +246,6 @@ ATTEMPTS = 2
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 300.0  # between lines of progress
 SHOWN_RUNS = 4  # in a line of progress
 STOP_SECONDS = 60  # a child that is told to stop saves its run after the present step
-Engine = Literal["inline", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ def run_all(
             disk.remove(path)  # it is of other runs
         work = (to_do, ablation.evaluate, ablation.jobs, out, report)
         with _logged_progress(to_do, outcomes, len(runs)):
-            if engine == "ray":
+            if settled(engine) == "ray":
                 run_on_ray(*work)
             elif children is None:
                 run_in_children(*work)

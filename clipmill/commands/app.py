@@ -72,7 +72,12 @@ Json = Annotated[
     bool, Parameter("--json", negative=(), help="End with one JSON line on standard output.")
 ]
 Engine = Annotated[
-    Literal["ray", "inline"], Parameter(help="inline runs the same without Ray.", group=MORE)
+    Literal["auto", "inline", "ray"],
+    Parameter(
+        help="inline works in this process, ray on Ray; auto on a cluster that it was given, else "
+        "in this process until what is left is worth Ray.",
+        group=MORE,
+    ),
 ]
 Scale = Annotated[
     str | None,

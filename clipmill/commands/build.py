@@ -85,7 +85,7 @@ class Options:
     ] = None
     scale: Scale = None
     scales: Scales = None
-    engine: Engine = "ray"
+    engine: Engine = "auto"
     as_json: Json = False
     manifest: Annotated[str, HIDDEN] = ""
     entry: Annotated[tuple[str, ...], HIDDEN] = ("build",)  # as a person called it
@@ -108,7 +108,7 @@ class Options:
         words += ["--out", out] if out else []
         words += ["--scale", self.scale] if self.scale else []
         words += ["--scales", *self.scales] if self.scales else []
-        words += ["--engine", self.engine] if self.engine != "ray" else []
+        words += ["--engine", self.engine] if self.engine != "auto" else []
         words += ["--set", *self.fetch] if self.fetch else []
         return shlex.join(["clipmill", *words])
 

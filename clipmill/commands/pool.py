@@ -70,7 +70,7 @@ def score(
     recipe: str | None = None,
     filters: Annotated[list[str], Words] = [],  # noqa: B006  # read only
     changes: Annotated[list[str], Parameter("--set"), Words] = [],  # noqa: B006
-    engine: Engine = "ray",
+    engine: Engine = "auto",
     scale: Scale = None,
     as_json: Json = False,
 ) -> int:

@@ -6,12 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from clipmill.library.calls import guest
 from clipmill.manifests import disk, reader
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.manifests.schema import Ablation
 from clipmill.study import history
 from clipmill.study.plan import Hardware, check_ablation, check_plan, check_pools
@@ -21,8 +21,6 @@ from clipmill.verdict import wording
 from clipmill.verdict.conclusions import FailedRun, StudyResults
 from clipmill.verdict.decide.page import MOST_SCALES
 from clipmill.verdict.measurements import Measurements
-
-Engine = Literal["ray", "inline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,7 @@ def runs_of(
 
 
 def checked(
-    path: str, out: str, engine: str, scale: str | None, scales: Sequence[str] | None
+    path: str, out: str, engine: Engine, scale: str | None, scales: Sequence[str] | None
 ) -> dict[str, Ablation]:
     """Ablations by their folders, the smaller scales first, after the checks that need no pool."""
     folder = disk.output_folder(out)
@@ -93,7 +91,7 @@ def checked(
     read_at = {folder: reader.read_manifest(path, Ablation, scale=scale)}
     if scales:
         read_at = reader.read_scales(path, scales, folder)
-    on_cluster = engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+    on_cluster = settled(engine) == "ray" and bool(os.environ.get("RAY_ADDRESS"))
     for where, read in read_at.items():
         check_ablation(read, where)
         check_plan(read, where, Hardware(here=not on_cluster))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from clipmill.library.calls import guest
 from clipmill.library.pools import Pool, open_pool
 from clipmill.manifests import disk, reader
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import Recipe
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.lock.rebuild import recipe_of_lock
@@ -39,7 +40,7 @@ def build_pool(
     recipe: str | os.PathLike[str] | None = None, /, *, out: str | os.PathLike[str],
     until: Until = "choose", retry: Literal["transient"] | None = None, scale: str | None = None,
     from_lock: str | os.PathLike[str] | None = None, fetch: Mapping[str, Any] | None = None,
-    engine: Literal["ray", "inline"] = "ray"
+    engine: Engine = "auto"
 ) -> Built:  # fmt: skip
     """Build a pool from a recipe. Called again, it goes on where it stopped.
 
@@ -53,7 +54,8 @@ def build_pool(
         scale: A block of the manifest's `scales` to merge over it.
         from_lock: Build the pool of a lock again instead of a recipe's.
         fetch: With `from_lock`: keys of `fetch` that are yours, such as user_agent.
-        engine: inline runs the same without Ray.
+        engine: inline works in this process, ray on Ray; auto on a Ray that this process was given,
+            else in this process until what is left is worth one.
 
     Raises:
         ValueError: The recipe cannot be built, or differs from the one that this pool was begun

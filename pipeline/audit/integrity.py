@@ -29,6 +29,7 @@ from clipmill.manifests.layout import (
     shard_name,
     uids_checksum,
 )
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.records import (
     PoolCounts,
     ScoreSetDocument,
@@ -40,7 +41,7 @@ from clipmill.manifests.text import printable
 from clipmill.pipeline.audit import counts as counting
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.crawl.parts import check_stored_table
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.external.adopt import tar_changed
 from clipmill.pipeline.pool.shard_writer import sidecar_hash

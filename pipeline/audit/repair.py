@@ -23,13 +23,14 @@ from clipmill.manifests.layout import (
     CommitRecord,
     shard_name,
 )
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, Pair, Recipe
 from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
 from clipmill.pipeline.audit.integrity import Damage, find_damages
 from clipmill.pipeline.audit.purge import PURGED
 from clipmill.pipeline.audit.row_index import write_row_index
 from clipmill.pipeline.crawl.crawler import contents_of_rows
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard

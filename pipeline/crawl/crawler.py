@@ -29,6 +29,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, hex_bytes, with_extra
 from clipmill.manifests.commits import in_threads
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import Source
 from clipmill.pipeline.archives.urls import PartCounts, shortened
 from clipmill.pipeline.crawl.parts import (
@@ -45,7 +46,7 @@ from clipmill.pipeline.crawl.parts import (
     write_parts,
 )
 from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.state import measure_links

@@ -1,4 +1,4 @@
-"""`execute`: runs all tickets of a stage, in this process or on Ray.
+"""`execute`: runs all tickets of a stage, in this process, on Ray, or there what is left here.
 
 A ticket carries names and numbers, never pixels; the work leaves committed files. Tickets of one
 group start in order and are on one worker at a time, wherever the workers are. A ticket that
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Literal
+from typing import Any
 
 from clipmill.manifests import ray_runtime, waits
+from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.pipeline.executor.tickets import (
     Outcomes,
     Report,
@@ -72,7 +74,7 @@ class ActorPool:
             max_concurrency=stage.concurrency,
             scheduling_strategy="SPREAD",
         )
-        self._arguments = Worker.arguments(stage)
+        self._arguments = Worker.arguments(stage, on_ray=True)
         self._starting: dict[Any, Any] = {}
         self._up: dict[Any, Any] = {}  # of each that is starting: ready when it has a process
         self._running: dict[Any, tuple[Any, Ticket]] = {}
@@ -400,12 +402,9 @@ def _now() -> float:
     return time.monotonic()
 
 
-def run_on_ray(
-    stage: Stage, tickets: Iterable[Ticket], workers: int | None, outcomes: Outcomes
-) -> None:
-    """Run every ticket to its end on at most `workers` actors."""
+def run_on_ray(stage: Stage, queue: TicketQueue, workers: int | None, outcomes: Outcomes) -> None:
+    """Run every ticket of the queue to its end on at most `workers` actors."""
     ray_runtime.connect()
-    queue = TicketQueue(tickets, stage.concurrency)
     pool = ActorPool(stage, queue, outcomes, pool_size(stage, queue.free_groups, workers))
     idle_since = said_at = _now()
     try:
@@ -433,8 +432,9 @@ def run_on_ray(
 # --------------------------------------------------------------------------------------------------
 
 
-Engine = Literal["inline", "ray"]
 THIS_PROCESS = "this process"  # the name of the only worker of an inline stage
+ALONE_S = 20.0  # a stage of `auto` runs so long in this process before it may go to Ray
+WORTH_S = 60.0  # of work that is left are worth the start of Ray and of its workers: 5 to 20 s
 
 
 def execute(
@@ -450,26 +450,55 @@ def execute(
     `tickets` may be `Tickets`, which are made one at a time. `on_done` gets the id and the result
     of each ticket that is done; the report only counts them.
 
-    inline: in this process, in order, `stage.concurrency` at a time.
+    inline: in this process, `stage.concurrency` at a time.
     ray: on at most `workers` actors (default: as many as there is room for), the longest group
     first, `stage.concurrency` tickets at a time on each.
+    auto: on a Ray that this process was given or has joined; else in this process, and what is left
+    after ALONE_S on a Ray of this machine, where that is more than WORTH_S of work.
     """
     todo = Tickets.of(tickets)
-    if engine not in ("inline", "ray"):
-        raise ValueError(f"engine is {engine!r}; it must be inline or ray")
+    if engine not in ("auto", "inline", "ray"):
+        raise ValueError(f"engine is {engine!r}; it must be auto, inline or ray")
     if not len(todo):
         return Report()
+    engine = settled(engine)
     with counted_stage(stage.name, len(todo), stage.measure) as counter:
         outcomes = Outcomes(stage.name, counter, on_done)
-        if engine == "inline":
-            run_inline(stage, todo, outcomes)
-        else:
-            run_on_ray(stage, todo, workers, outcomes)
+        queue = TicketQueue(todo, stage.concurrency)
+        if engine != "ray":
+            run_inline(stage, queue, outcomes, _WorthRay(stage.name, len(todo), engine))
+        if queue.has_unstarted():
+            run_on_ray(stage, queue, workers, outcomes)
     return outcomes.report
 
 
-def run_inline(stage: Stage, tickets: Tickets, outcomes: Outcomes) -> None:
-    """Run every ticket in this process."""
+class _WorthRay:
+    """Whether the rest of a stage that runs in this process is worth a Ray."""
+
+    def __init__(self, name: str, tickets: int, engine: Engine) -> None:
+        self._name, self._tickets = name, tickets
+        self._is_open = engine == "auto" and (os.cpu_count() or 1) > 1 and ray_runtime.is_there()
+        self._began = _now()
+
+    def __call__(self, ended: int) -> bool:
+        """ended: how many tickets have. A line says so where it is."""
+        seconds = _now() - self._began
+        left = self._tickets - ended
+        if not self._is_open or seconds < ALONE_S or not ended or not left:
+            return False
+        if seconds / ended * left < WORTH_S:
+            return False
+        logger.info(
+            "%s: %d of %d tickets took %.0f s in this process; the others go to a Ray of this "
+            "machine (--engine inline: all of them here)", self._name, ended, self._tickets, seconds
+        )  # fmt: skip
+        return True
+
+
+def run_inline(
+    stage: Stage, queue: TicketQueue, outcomes: Outcomes, is_enough: Callable[[int], bool]
+) -> None:
+    """Run tickets in this process until all have ended, or `is_enough(tickets that have ended)`."""
     worker = Worker(*Worker.arguments(stage))
     check_ready(stage, worker.ready())
 
@@ -480,25 +509,42 @@ def run_inline(stage: Stage, tickets: Tickets, outcomes: Outcomes) -> None:
     outcomes.counter.ask_workers = ask
     try:
         if stage.concurrency == 1:
-            for ticket in tickets:
-                outcomes.counter.started(ticket.id)
-                while not outcomes.record(ticket, *worker.run(ticket_json(ticket))):
-                    time.sleep(max(0.0, outcomes.retry_time(ticket) - time.monotonic()))
+            _run_one_by_one(worker, queue, outcomes, is_enough)
         else:
-            _run_in_threads(worker, TicketQueue(tickets, stage.concurrency), outcomes)
+            _run_in_threads(worker, queue, outcomes, is_enough)
     finally:
         outcomes.counter.ask_workers = None
         worker.close()
 
 
-def _run_in_threads(worker: Worker, queue: TicketQueue, outcomes: Outcomes) -> None:
-    """Run every ticket, as many at once as the queue allows."""
+def _run_one_by_one(
+    worker: Worker, queue: TicketQueue, outcomes: Outcomes, is_enough: Callable[[int], bool]
+) -> None:
+    """Run tickets in this thread: libraries and signals of a work may need the main one."""
+    while queue.has_unstarted() and not is_enough(outcomes.ended):
+        now = time.monotonic()
+        ticket = queue.start_next(THIS_PROCESS, now=now)
+        if ticket is None:
+            time.sleep(seconds_until(queue.retry_time(now)) or 0)
+            continue
+        outcomes.counter.started(ticket.id)
+        ended = outcomes.record(ticket, *worker.run(ticket_json(ticket)))
+        retry_time = outcomes.retry_time(ticket)
+        queue.finished(THIS_PROCESS, ticket, retry=not ended, not_before=retry_time)
+
+
+def _run_in_threads(
+    worker: Worker, queue: TicketQueue, outcomes: Outcomes, is_enough: Callable[[int], bool]
+) -> None:
+    """Run tickets, as many at once as the queue allows; those that have begun end."""
     running: dict[Future[list[str]], Ticket] = {}
     threads = ThreadPoolExecutor(queue.concurrency, thread_name_prefix="ticket")
     try:
-        while queue.has_unstarted() or running:
+        while running or (queue.has_unstarted() and not is_enough(outcomes.ended)):
             now = time.monotonic()
-            while (ticket := queue.start_next(THIS_PROCESS, now=now)) is not None:
+            while not is_enough(outcomes.ended) and (
+                ticket := queue.start_next(THIS_PROCESS, now=now)
+            ):
                 outcomes.counter.started(ticket.id)
                 running[threads.submit(worker.run, ticket_json(ticket))] = ticket
             pause = seconds_until(queue.retry_time(now))

@@ -306,6 +306,11 @@ class Outcomes:
         """What has ended up to now."""
         return Report(done=self._done, failures=self._failures, failed=dict(self._failed))
 
+    @property
+    def ended(self) -> int:
+        """How many tickets have ended."""
+        return self._done + self._failures
+
     def retry_time(self, ticket: Ticket) -> float:
         """The time (monotonic) before which a ticket that failed is not tried again."""
         return time.monotonic() + retry_pause_s(sum(self._failed_tries.get(ticket.id, (1, 0))))
@@ -372,15 +377,17 @@ class Stage:
     `work` is a factory, a function or class at the top level of a module: work(config) is called
     once per worker (models are loaded there) and returns the function that turns a ticket into a
     dict. If that has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
-    worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
-    its own: above 1, the function must be thread-safe. `measure` says what a ticket did from what
-    the function returned. If the function has a method `progress()`, it gives the JSON of a
-    `WorkerReport` while tickets run; it is called from another thread.
+    worker asks of Ray, `on_ray` is what differs in its config there. `concurrency` is how many
+    tickets a worker runs at once, each in a thread of its own: above 1, the function must be
+    thread-safe. `measure` says what a ticket did from what the function returned. If the function
+    has a method `progress()`, it gives the JSON of a `WorkerReport` while tickets run; it is called
+    from another thread.
     """
 
     name: str
     work: WorkFactory
     config: dict[str, Any] = field(default_factory=dict)
+    on_ray: dict[str, Any] = field(default_factory=dict)
     gpus: float = 0
     cpus: float = 1
     concurrency: int = 1
@@ -428,9 +435,10 @@ class Worker:
         self._still = waits.Stillness(waits.LIMIT_S, most_s=BETWEEN_ASKS_S)
 
     @staticmethod
-    def arguments(stage: Stage) -> tuple[str, bytes, str]:
+    def arguments(stage: Stage, *, on_ray: bool = False) -> tuple[str, bytes, str]:
         """What a worker of a stage is made with."""
-        return stage.name, work_reference(stage.name, stage.work), json.dumps(stage.config)
+        config = stage.config | stage.on_ray if on_ray else stage.config
+        return stage.name, work_reference(stage.name, stage.work), json.dumps(config)
 
     def up(self) -> None:
         """Returns once there is a process, before the factory is called."""

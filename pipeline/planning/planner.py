@@ -22,11 +22,12 @@ from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import Pool
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, Fetch, Recipe
 from clipmill.pipeline.archives.urls import ascii_host, split
 from clipmill.pipeline.crawl.crawler import ranges_of
 from clipmill.pipeline.crawl.parts import read_parts, rows_between
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from clipmill.pipeline.planning.plan_files import (
     PLAN_VERSION,

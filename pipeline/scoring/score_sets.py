@@ -28,10 +28,11 @@ from clipmill.manifests.layout import (
     shard_name,
 )
 from clipmill.manifests.pool import Pool
+from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.records import ScoreSetDocument, read_document
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.manifests.text import printable
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import staged_file

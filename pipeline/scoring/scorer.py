@@ -18,10 +18,11 @@ from clipmill.manifests import disk, ray_runtime
 from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name
+from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.cross_row import compute, plan_job, remove_transient
-from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.metadata_join import MatchCounts, TableJoin
 from clipmill.pipeline.pool.lease import PoolWriter
@@ -234,7 +235,7 @@ def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
             "fingerprint": fingerprint if job.whole_pool else None,
         }
     filters = [job.instance.filter for job in jobs]
-    on_gpu = run.engine == "ray" and any(_has_gpu(each, run.engine) for each in filters)
+    on_gpu = run.engine != "inline" and any(_has_gpu(each, run.engine) for each in filters)
     stage = Stage(
         name="score",
         work=ScoreWorker,
@@ -256,7 +257,7 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
     if note := job.instance.filter.note():
         logger.info("%s: %s", job.name, note)
     planned = plan_job(run.out, run.commits, job.name, job.instance, job.columns)
-    gpus = 1 if run.engine == "ray" and _has_gpu(job.instance.filter, run.engine) else 0
+    gpus = 1 if run.engine != "inline" and _has_gpu(job.instance.filter, run.engine) else 0
     started = time.perf_counter()
     failed = compute(run.commits, planned, lacking, engine=run.engine, gpus=gpus)
     run.seconds[job.name] = time.perf_counter() - started
@@ -319,7 +320,7 @@ def _has_gpu(filter_: FilterBase, engine: Engine) -> bool:
     has one."""
     if filter_.device != "auto":
         return filter_.device == "cuda"
-    if engine == "inline":
+    if settled(engine) != "ray":
         import torch
 
         return torch.cuda.is_available()

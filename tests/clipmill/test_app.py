@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["ablate", "plam", "a.yaml"], "did you mean `clipmill ablate plan`?"),
         (["score", "p", "--filter", "caption"], "Unknown option: --filter"),
         (["score", "p", "--filters"], "--filters requires at least 1 element"),
-        (["build", "r.yaml", "--engine", "RAY"], 'Choose from: "ray", "inline"'),
+        (["build", "r.yaml", "--engine", "RAY"], 'Choose from: "auto", "inline", "ray"'),
         (["audit", "trace", "p", "1.5"], "'1.5' is no whole number"),
         (["filter", "random-like", "p", "v", "--seed", "0", "1e3"], "'1e3' is no whole number"),
         (["look", "p", "--images", "0x10"], "'0x10' is no whole number"),

@@ -216,7 +216,7 @@ def test_tickets_end_where_ray_has_lost_its_only_node(
     monkeypatch.setattr(ActorPool, "wait", lambda pool, timeout_s: [])
     tickets = [Ticket(id=f"t{i:03d}", group=f"g{i % 7}") for i in range(250)]
     outcomes = Outcomes("s", StageCounter("s", 250))
-    executor.run_on_ray(Stage(name="s", work=echo), tickets, None, outcomes)
+    executor.run_on_ray(Stage(name="s", work=echo), TicketQueue(tickets), None, outcomes)
     assert (outcomes.report.done, outcomes.report.failures) == (0, 250)
     assert set(outcomes.report.failed.values()) == {executor.RAY_HAS_ENDED}
 
@@ -255,7 +255,7 @@ def test_a_stage_that_waits_says_every_minute_for_what(
     stage = Stage(name="score", work=echo, gpus=1)
     outcomes = Outcomes("score", StageCounter("score", 1))
     with pytest.raises(KeyboardInterrupt):
-        executor.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
+        executor.run_on_ray(stage, TicketQueue([Ticket(id="t", group="g")]), None, outcomes)
     assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
     assert caplog.messages[1] == line
 

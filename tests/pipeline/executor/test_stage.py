@@ -121,6 +121,54 @@ def broken(config: dict[str, Any]) -> None:
     raise OSError("no weights")
 
 
+# --- auto ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_what_is_left_of_a_stage_that_is_worth_ray_goes_there(
+    on: Run, ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    concurrency: int
+) -> None:  # fmt: skip
+    monkeypatch.setattr(stage, "settled", lambda engine: engine)
+    monkeypatch.setattr(stage, "ALONE_S", 0.5)
+    monkeypatch.setattr(stage, "WORTH_S", 0.5)
+    caplog.set_level("INFO")
+    tickets = [(f"g{i % 9}", {"sleep": 0.1}) for i in range(60)]
+    tickets[3] = ("g3", {"do": "raise", "once": True})
+    report, log, results = on("auto", obedient, tickets, concurrency=concurrency)
+    assert (report.done, report.failures, len(results)) == (60, 0, 60)
+    of_group: dict[str, list[int]] = {}
+    for _, group, number, _ in (line for line in log if line[0] == "begin"):
+        if number != "3":
+            of_group.setdefault(group, []).append(int(number))
+    assert all(numbers == sorted(numbers) for numbers in of_group.values())
+    assert len({line[3] for line in log if line[0] == "begin"} - {str(os.getpid())}) >= 1
+    assert any(line[3] == str(os.getpid()) for line in log if line[0] == "begin")
+    assert "go to a Ray of this machine" in caplog.text
+
+
+def test_a_short_stage_needs_no_ray(on: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "run_on_ray", None)
+    monkeypatch.setattr(stage, "settled", lambda engine: engine)
+    monkeypatch.setattr(stage, "ALONE_S", 0.0)
+    report, log, _ = on("auto", obedient, [("g", {})] * 20)
+    assert report.done == 20
+    assert {line[3] for line in log if line[0] == "begin"} == {str(os.getpid())}
+
+
+def test_where_a_ray_was_given_auto_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "ray")
+    for name in ("RAY_ADDRESS", ray_runtime.JOB_CONFIG):
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.delenv(ray_runtime.JOB_CONFIG, raising=False)
+        assert ray_runtime.settled("auto") == "auto"
+        monkeypatch.setenv(name, "{}")
+        assert ray_runtime.settled("auto") == "ray"
+        assert ray_runtime.settled("inline") == "inline"
+
+
 # --- both engines ---------------------------------------------------------------------------------
 
 
@@ -225,7 +273,7 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
 
 
 def test_bad_input_is_refused(on: Run) -> None:
-    with pytest.raises(ValueError, match="engine is 'spark'; it must be inline or ray"):
+    with pytest.raises(ValueError, match="engine is 'spark'; it must be auto, inline or ray"):
         on("spark", obedient, [("a", {})])
     with pytest.raises(AssertionError, match="same id"):
         execute(
