@@ -45,6 +45,7 @@ from clipmill.verdict.tables.json_forms import frame_of_json
 from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
+LEAST_SHIFTED, MOST_SHIFTED = 5, 0.2  # rows of a table, and the share of them that lack a cell
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
@@ -437,7 +438,7 @@ def _markdown_cells(line: str) -> list[str]:
 def _markdown_text(cell: str) -> str:
     """A cell without links, pictures and marks around all of it."""
     cell = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", cell.replace("\\|", "|"))
-    cell = re.sub(r"</?\w+[^>]*>|&nbsp;", " ", cell).strip()
+    cell = unescape(re.sub(r"</?\w+[^>]*>|&nbsp;", " ", cell)).strip()
     cell = _latex_text(cell) if re.search(r"\$.*\\\w+.*\$", cell) else cell
     found = re.fullmatch(r"(\*\*|__|\*|`)(.+?)\1", cell)
     return found[2].strip() if found else cell
@@ -996,6 +997,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
+    frame = _without_shifted(frame)
     if form.startswith(("Markdown", "LaTeX", "HTML")):
         _fill_continued(frame)
     _note_doubles(frame)
@@ -1028,6 +1030,27 @@ def _leave_out_tail(frame: Frame, named: int) -> None:
     if tail and not frame.columns[tail[0]].is_there().any():
         cells = sum(int(frame.columns.pop(name).is_there().sum()) for name in tail)
         frame.notes += [f"not read: {cells} cells beside the table, without names"] if cells else []
+
+
+def _without_shifted(frame: Frame) -> Frame:
+    """Without rows that lack a cell, so that a number stands in a column of texts and nothing in
+    the last one.
+    """
+    columns = list(frame.columns.values())
+    if len(columns) < 3 or frame.rows < LEAST_SHIFTED:
+        return frame
+    last = columns[-1].is_there()
+    shifted = np.zeros(frame.rows, bool)
+    for column in columns[:-1]:
+        are_numbers = ~np.isnan(column.numbers())
+        if 0 < are_numbers.sum() <= MOST_SHIFTED * column.is_there().sum():
+            shifted |= are_numbers & ~last
+    if not shifted.any() or (~last).sum() > MOST_SHIFTED * frame.rows:
+        return frame
+    kept = frame.taken(~shifted)
+    left_out = {**frame.left_out, "that lack a cell, so that a number is no longer below its name":
+                int(shifted.sum())}  # fmt: skip
+    return replace(kept, left_out=left_out)
 
 
 def _note_doubles(frame: Frame) -> None:

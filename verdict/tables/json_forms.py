@@ -646,6 +646,11 @@ class _Tree:
             if len(names) > 1 and best % 100 > len(LISTS):
                 return ()
             if len(names) > 1:
+                summaries = [
+                    key for key, each in part.items()
+                    if SUMMARY.search(key) and _is_level(each) and _are_results(each)
+                ]  # fmt: skip
+                names = [*summaries, *names]
                 text = f"it holds several lists of objects ({', '.join(names[:8])})"
                 raise SeveralTables(text, names)
             name = names[0]

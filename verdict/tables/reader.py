@@ -58,6 +58,7 @@ from clipmill.verdict.tables.roles import (
     NAMES,
     NO_ARM,
     SETTING_PREFIX,
+    SHARED_SPLITS,
     SHOWN,
     STAGES,
     Chosen,
@@ -71,6 +72,7 @@ from clipmill.verdict.tables.roles import (
     baseline_arm,
     group_codes,
     is_design,
+    is_tested_on,
     name_role,
     of_each_row,
     quoted,
@@ -132,8 +134,8 @@ ENDED = re.compile(
 PAIRED = {"metric", "value", "score", "result", "measure", "name"}  # of a metric and its value
 RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 RUN_IN_HEADER = re.compile(
-    r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample))"
-    r"[_ =#-]*(?P<number>\d+)(?!\d)", re.I
+    r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample)|"
+    r"split(?=\d+_(test|train)_))[_ =#-]*(?P<number>\d+)(?!\d)", re.I
 )  # fmt: skip
 # Roles that a column may have by its name beside runs that stand in the header.
 OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size", "time")
@@ -515,7 +517,7 @@ def _melted(
     if beside := [name for name in frame.columns if name in metrics]:
         long.notes.append(f"not read: {', '.join(beside[:5])}, beside the runs of this name")
     long.roles = {name: role for name, role in frame.roles.items() if name not in beside}
-    long.roles[key] = ("seed", "the columns are runs")
+    long.roles[key] = ("seed", SHARED_SPLITS if key == "split" else "the columns are runs")
     if "value" in metrics:
         long.roles["value"] = ("value", "")
     labels = []
@@ -536,9 +538,11 @@ def _melted(
     return long
 
 
-def _with_arms_below(frame: Frame) -> Frame:
+def _with_arms_below(frame: Frame, baseline: str | None) -> Frame:
     """The table with a row for each arm, where no column names one and the names of all columns of
     metrics are each of some metrics with each of some arms: `ACC_GCN`, `ROC_GCN`, `ACC_GAT` …
+    Where the baseline is a part of some names, or one of them, the columns of its metric alone:
+    `loss_benchmark`, `loss_lgb`.
     """
     found: dict[str, dict[str, str]] = {}  # {arm: {metric: name}}
     others = {}
@@ -552,6 +556,10 @@ def _with_arms_below(frame: Frame) -> Frame:
             found.setdefault(arm, {})[metric] = name
         else:
             others[name] = column
+    if baseline is not None and not frame.roles and (
+        own := _columns_beside(found, baseline)
+    ):  # fmt: skip
+        return _with_rows_of_arms(frame, own)
     metrics = next(iter(found.values()), {})
     is_grid = len(found) > 1 < len(metrics) and all(own.keys() == metrics.keys()
                                                     for own in found.values())  # fmt: skip
@@ -570,6 +578,44 @@ def _with_arms_below(frame: Frame) -> Frame:
     shown = ", ".join([*found][:3])
     note = f"header: {', '.join(metrics)} of each of {shown}, … as the arms"
     long = _stacked(frame, parts, note)
+    long.roles = {"arm": ("arm", "a part of the header")}
+    return long
+
+
+def _columns_beside(found: Mapping[str, Mapping[str, str]], baseline: str) -> dict[str, str]:
+    """{arm: column} of the metric that the baseline's column has; {} where it has none, or several.
+
+    found: {arm: {metric: column}}.
+    """
+    named = {name: (arm, metric) for arm, own in found.items() for metric, name in own.items()}
+    arm, metric = named.get(baseline, ("", ""))
+    if not metric and len(found.get(baseline, {})) == 1:
+        arm, metric = baseline, next(iter(found[baseline]))
+    columns = {arm: own[metric] for arm, own in found.items() if metric in own}
+    if len(columns) < 2 or arm in STAGES:
+        return {}
+    return columns if baseline not in named else {name: name for name in columns.values()}
+
+
+def _with_rows_of_arms(frame: Frame, columns: Mapping[str, str]) -> Frame:
+    """The table with a row for each arm in the place of its column. columns: {arm: column}. The
+    other numbers of the row are of no arm alone.
+    """
+    taken = set(columns.values())
+    metric = " ".join(sorted(set.intersection(*(set(deciding_words(name)) for name in taken))))
+    others = {name: column for name, column in frame.columns.items() if name not in taken}
+    beside = [name for name in others if is_known(name) and _has_number(frame.columns[name])]
+    others = {name: column for name, column in others.items() if name not in beside}
+    if not metric or {"arm", metric} & others.keys():
+        return frame
+    first = np.zeros(frame.rows, np.int32)
+    parts = [
+        Frame({**others, "arm": Column([arm], first), metric: frame.columns[name]}, frame.rows)
+        for arm, name in columns.items()
+    ]  # fmt: skip
+    long = _stacked(frame, parts, f"header: {metric} of {', '.join(columns)} as the arms")
+    if beside:
+        long.notes.append(f"not read: {', '.join(beside[:6])}, which are of no such arm")
     long.roles = {"arm": ("arm", "a part of the header")}
     return long
 
@@ -690,7 +736,8 @@ class _Reading:
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
         frame = with_spreads_beside(joined(frames))
-        frame = _with_arms_below(_with_runs_below(_with_pairs_below(frame), several))
+        frame = _with_runs_below(_with_pairs_below(frame), several)
+        frame = _with_arms_below(frame, self.told.baseline)
         self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
         self._fill_switches()
         self.notes += self.frame.notes
@@ -706,6 +753,7 @@ class _Reading:
         self._leave_out_summaries()
         self._leave_out_nameless()
         self._number_seeds()
+        self._average_inside()
         self._take_values()
         self._take_names()
         scales = self._scales()
@@ -793,6 +841,10 @@ class _Reading:
         others = {text for text in present if ENDED.fullmatch(text)} - HALF_ENDED
         plain = plain_name(name).removeprefix("sys_")
         are_answers = present <= {"true", "false", "0", "1", "yes", "no"}
+        runs = (*self.roles.arm, *self.roles.seed)
+        if are_answers and self.roles.seed and _varies(group_codes(self.frame, runs), column.codes):
+            self.roles.give("text", [name], "it varies inside of one run, so it is no state")
+            return
         bad, unknown = [], []
         for text in column.present():
             word = text.lower().replace("_", " ")
@@ -906,10 +958,14 @@ class _Reading:
         roles, frame = self.roles, self.frame
         seeds = math.prod(len(frame.columns[name].values) for name in roles.seed)
         most = max((len(frame.columns[name].values) for name in roles.task), default=0)
-        if not 1 < most <= seeds / 2 or "seed" in self.told.names:
+        if "seed" in self.told.names or not roles.seed:
+            return
+        if not 1 < most <= seeds / 2:
+            self._number_submissions()
             return
         tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
         if seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
+            self._number_submissions()
             return
         order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
         pairs_N = tasks_N * (int(order.max()) + 1) + order
@@ -923,6 +979,64 @@ class _Reading:
         if not _varies(seeds_N, group_codes(frame, roles.arm)):
             roles.paired = False  # no two arms share a seed
         roles.seed = roles.seed[:1]
+
+    def _number_submissions(self) -> None:
+        """Numbers the runs of an arm in each task, where names that pair nothing are others in each
+        task: else no run would have all tasks.
+        """
+        roles, frame = self.roles, self.frame
+        if roles.paired or not roles.task or len(roles.seed) > 1:
+            return
+        column = frame.columns[roles.seed[0]]
+        cells_N = group_codes(frame, (*roles.arm, *roles.task))
+        arms_N = group_codes(frame, roles.arm)
+        pairs = np.unique(np.stack([arms_N, cells_N, column.codes]), axis=1)
+        tasks_A = np.bincount(np.unique(pairs[:2], axis=1)[0])
+        runs, count = np.unique(pairs[[0, 2]], axis=1, return_counts=True)
+        if (count == tasks_A[runs[0]]).any() and not (
+            np.bincount(runs[0], count == tasks_A[runs[0]]) == 0
+        ).any():
+            return  # each arm has a run with all of its tasks
+        _, first = np.unique(np.stack([cells_N, column.codes]), axis=1, return_index=True)
+        first = np.sort(first)
+        place: dict[tuple[int, int], int] = {}
+        counted = Counter[int]()
+        for row in first.tolist():
+            cell = int(cells_N[row])
+            place[cell, int(column.codes[row])] = counted[cell]
+            counted[cell] += 1
+        numbers = [
+            place[pair] for pair in zip(cells_N.tolist(), column.codes.tolist(), strict=True)
+        ]
+        names = [str(number) for number in range(max(numbers) + 1)]
+        frame.columns[roles.seed[0]] = Column(names, np.array(numbers, np.int32))
+        self.notes.append(
+            f"{roles.seed[0]}: runs of an arm have other names in each task, so they are numbered"
+        )
+
+    def _average_inside(self) -> None:
+        """Blocks that repeat one run, as the episodes or questions that it is tested on, or the
+        settings that share the splits of a cross-validation, are parts of the task: the values of a
+        run are averaged over them, and count once.
+        """
+        roles, told = self.roles, self.told.names.get("block", ())
+        of_splits = any(roles.given[name][1] == SHARED_SPLITS for name in roles.seed)
+        inside = tuple(name for name in told if of_splits or is_tested_on(name))
+        if not roles.seed or not inside or not self._repeat_each(inside):
+            return
+        roles.block = tuple(name for name in roles.block if name not in inside)
+        roles.task = (*roles.task, *inside)
+        why = "all share the splits" if of_splits else "they repeat one run"
+        roles.give("task", inside, f"averaged inside of each run: {why}")
+        shown = " and ".join(map(repr, inside))
+        self.notes.append(f"the values of a run are averaged over {shown}, as {why}")
+
+    def _repeat_each(self, names: tuple[str, ...]) -> bool:
+        """Whether each run has several values of some columns, and each of these has all runs."""
+        seeds_N = group_codes(self.frame, self.roles.seed)
+        return _varies(seeds_N, group_codes(self.frame, names)) and _varies(
+            group_codes(self.frame, names), seeds_N
+        )
 
     # values
 
@@ -1066,12 +1180,29 @@ class _Reading:
         # Of names of two rows, one is the metric and the other one the task, or the arm
         places = [n for n in (1, 0) if all(is_known(pair[n]) for pair in pairs)]
         if places:
-            other = "task" if roles.arm else "arm"
-            table["task"] = self._joined_texts(())
+            above = recoded([pair[1 - places[0]] for pair in pairs], own.codes)
+            are_arms = not roles.arm or self._are_arms(above, table["arm"])
+            other = "arm" if are_arms else "task"
+            table["task"] = self._joined_texts(roles.arm if are_arms else ())
             table["metric"] = recoded([pair[places[0]] for pair in pairs], own.codes)
-            table[other] = recoded([pair[1 - places[0]] for pair in pairs], own.codes)
+            table[other] = above
+            if are_arms and roles.arm:
+                roles.give("task", roles.arm, "the arms are in the header")
+                roles.task, roles.arm = roles.arm, ()
             self.notes.append(f"header: its rows are {other}s and metrics ({', '.join(pairs[0])})")
         return table
+
+    def _are_arms(self, above: Column, rows: Column) -> bool:
+        """Whether names of the header, and not those of the rows, are the arms: they have the
+        baseline, or the rows are data sets and they are not.
+        """
+        names, labels = above.present(), rows.present()
+        if self.told.baseline is not None:
+            return self.told.baseline in names and self.told.baseline not in labels
+        data_sets = [bool(DATA_SETS.search(plain_name(text_of(each)))) for each in labels]
+        return 2 * sum(data_sets) > len(data_sets) and not any(
+            DATA_SETS.search(plain_name(text_of(name))) for name in names
+        )
 
     def _joined_texts(self, names: Sequence[str]) -> Column:
         """The cells of some columns in one text, for each value."""
@@ -1460,9 +1591,14 @@ class _Reading:
                 continue
             rest = frozenset(task_stem(name).split("_")) - STAGES
             of_metric.setdefault(deciding_words(name), set()).add(" ".join(sorted(rest)))
-        again = [len(rest) > 1 and bool(words) for words, rest in of_metric.items()]
-        if is_wide and not ways and 2 * sum(again) > len(again):  # most metrics are of several
+        several = {words: rest for words, rest in of_metric.items() if len(rest) > 1 and words}
+        if is_wide and not ways and len(of_metric) == len(several) == 1:
             ways.append(Way("columns of one metric are the arms", {"arm": ("columns",)}, "block"))
+        elif is_wide and not ways:
+            for words in list(several)[:3]:
+                own = tuple(name for name in roles.values if deciding_words(name) == words)
+                ways.append(Way(f"the {' '.join(sorted(words))} of each",
+                                {"arm": ("columns",), "value": own}, "block"))  # fmt: skip
         tasks = [name for name in others if name in roles.task]
         for name in [*names[:6], *(tasks[:6] if not names else ())]:
             what_of = f"now what is tested on: {values_of(self.frame.columns[name])}"
@@ -1591,6 +1727,7 @@ class _Reading:
         outer = tuple(each for each in names if each not in split.get("seed", ()))
         parts = tuple(name for name in names if self._parts_arms(name))
         crossing = tuple(name for name in names if name not in (*parts, *steps))
+        is_inside = bool(of) and all(map(is_tested_on, names))
         ways = [
             (bool(steps) or is_last, Way("the last row of each run", {"step": last}, "task")),
             (bool(steps and rest), Way("the last row of each run, and what crosses the arms",
@@ -1606,12 +1743,15 @@ class _Reading:
             ("seed" in split, Way("what counts runs, and what crosses the arms", {
                 "seed": split.get("seed", ()), "block": outer})),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
-            (is_other, Way("what crosses the arms", block, next(iter(block)))),
+            (is_inside, Way("averaged inside of each run",
+                            {"task": (*roles.task, *names)}, "task")),
+            (is_other and not is_inside, Way("what crosses the arms", block, next(iter(block)))),
             (can_count and not is_labelled and not are_settings,
              Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
             (is_other and not is_one and bool(roles.arm),
              Way("parts of the arm", {"arm": (*roles.arm, *names)}, "arm")),
-            (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
+            (is_other and not is_inside,
+             Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
             (is_other and bool(own) and 0 < len(parts) < len(names),
              Way("parts of the arm, and what crosses the arms",
                  {"arm": (*own, *parts)} | _beside(roles.task, crossing), "block")),
@@ -1803,6 +1943,11 @@ class _Reading:
             self.notes.append(
                 f"runs: no column says the seed, so the rows of an arm{within} are its runs, which "
                 "are not paired with those of another arm"
+            )
+        if has_seeds and any(re.search(r"fold|cv|split", plain_name(name)) for name in roles.seed):
+            self.notes.append(
+                "runs: the folds of a cross-validation share training data, so the intervals are "
+                "rather too narrow"
             )
         if roles.arms_are_columns:
             shown = ", ".join(map(text_of, self.table["arm"].present()[:6]))

@@ -184,6 +184,9 @@ CROSSING = re.compile(
     r"example|instance|sentence|utterance|pair|case|patient|subject|participant|fold_id|split_id)"
     r"(_?(id|idx|index|no|num|number|name))?"
 )
+SHARED_SPLITS = "the columns are the splits of a cross-validation, which all rows share"
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
+LEAST_DATES = 5  # distinct ones in a column that is no name of a few versions
 SPLIT_NAME = re.compile(r"(\w+_)?(split|splits|phase|partition|set|mode|part|stage)")
 # Names of settings that are as often names of results: the cells decide.
 OPEN_SETTING = re.compile(
@@ -213,6 +216,7 @@ BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "n
 OF_LM_EVAL = "of lm-eval"  # whose standard errors are over the test samples of one run
 TWO_LEVELS = "two levels of keys could be arms"
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
+NAMED = "told by --metric or --task"
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
@@ -367,7 +371,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             )
     for name in told.named:
         if numeric.get(name) and name not in frame.roles and roles.given[name][0] != "value":
-            roles.given[name] = ("metric", "named by --metric or --task")
+            roles.given[name] = ("metric", NAMED)
     _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
@@ -501,6 +505,10 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return ("spread" if "std" in name[-6:] else "count"), "by the end of its name"
     if is_numeric and COUNTED.fullmatch(plain) and are_whole(column):
         return "count", "by its name: a count"
+    if not is_numeric and all(DATE.fullmatch(str(each).strip()) for each in present) and (
+        len(present) > LEAST_DATES
+    ):  # fmt: skip
+        return "time", "dates"
     known = is_known(name) and is_numeric and not (prefix and prefix[0][-1] in "./")
     if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
         return "identifier", "paths of files"
@@ -594,6 +602,8 @@ def _checked(
         return "task", "its values are names, not states of a run"
     if role == "task" and {str(each).lower() for each in column.present()} <= {"true", "false"}:
         return "text", ""
+    if role == "task" and is_numeric and are_measured(column) and is_known(name):
+        return "metric", "by its name: a metric of an arm"  # `loss_benchmark`
     if role == "task" and CROSSING.fullmatch(plain_name(name)) and (
         is_numeric or _are_people(name, column)
     ):  # fmt: skip
@@ -605,6 +615,12 @@ def _checked(
     if role == "value" and not is_numeric:
         return "text", ""
     return role, reason
+
+
+def is_tested_on(name: str) -> bool:
+    """Whether a column numbers what one run is tested on: an episode, a question, no fold."""
+    plain = plain_name(name)
+    return CROSSING.fullmatch(plain) is not None and not re.search(r"fold|cv|split", plain)
 
 
 def _are_people(name: str, column: Column) -> bool:
@@ -1439,7 +1455,8 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
     for name in roles.values:
         codes = frame.columns[name].codes.astype(np.int64)[several]
         pairs = np.unique(groups[several] * (int(codes.max()) + 1) + codes)
-        if not is_known(name) and len(pairs) == len(np.unique(groups[several])):
+        is_told = roles.given[name][1] == NAMED
+        if not (is_known(name) or is_told) and len(pairs) == len(np.unique(groups[several])):
             roles.given[name] = ("setting", "the same in every run of an arm")
     _keep_values(frame, roles)
 
