@@ -30,7 +30,7 @@ from benchmarks.gpu_kernels import kind_of
 from clipmill.bench.synthetic import SyntheticLoader, draw_captions
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, configure, model_config
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.formats.open_clip_files import open_clip_config
 from clipmill.train.model.clip import CLIP, LOGIT_SCALE
 from clipmill.train.model.memory import training_flops
@@ -109,13 +109,13 @@ class Ours:
         self._open.callback(self.feed.close)
         self.runner = StepRunner(state, StopRequest(0), SaveTimer(config), records.finished)
 
-    def _loader(self, config: TrainConfig) -> Loader:
+    def _loader(self, config: TrainConfig) -> RunLoader:
         if self.job["data"] == "shards":
             blend = Blend(name="bench", pools={"pool": self.job["pool"]}, views={"pool/all": 1.0})
-            return Loader(blend, config, self.model_config)
+            return RunLoader(blend, config, self.model_config)
         # It has what a run uses of a loader.
         made = SyntheticLoader(config, self.model_config, device=self.device)
-        return cast("Loader", made)
+        return cast("RunLoader", made)
 
     def begin(self) -> None:
         """Start a repeat: forget what was counted."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ def read_once(read: Callable[[], T], name: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The rows of one shard, in tar order."""
+    """The rows of one shard, in tar order, whether they are kept or not."""
 
     shard: str
     table: pa.Table  # the columns that were asked for, in that order
@@ -162,6 +162,47 @@ class Pool:
         schema: pa.Schema = self.scores(name).bundle(int(self.commits.shards[0])).schema
         return schema
 
+    def sets_of(self, columns: Iterable[str], view: OpenView | None = None) -> dict[str, str]:
+        """Column -> the score set NAME@ID that it is read from, of the columns that are not of the
+        sidecars: one that the view's rules read, else a current one.
+
+        ValueError for a column that is nowhere or of an older state of the pool, and where two
+        current score sets have it.
+        """
+        others = sorted(set(columns) - set(self.schema.names))
+        if not others or not len(self.commits):
+            return {}
+        sets = {} if view is None else view.score_sets
+        for column in others:
+            if column in sets:
+                continue
+            having = [name for name, each in self.score_sets.items() if column in each.columns]
+            if not having:
+                raise self._no_column(column)
+            if len(having) > 1:
+                reads = "" if view is None else f", and view {view.document.name!r} reads neither"
+                raise ValueError(
+                    f"{self.path} has the column {column!r} in the score sets "
+                    f"{' and '.join(sorted(having))}{reads}: name it in a rule of a view, such as "
+                    f"{{{column}: {column} IS NOT NULL}}, choose the view, and read it with this "
+                    "view"
+                )
+            sets = {**sets, column: having[0]}
+        return {column: sets[column] for column in others}
+
+    def _no_column(self, column: str) -> ValueError:
+        """The error for a column that neither sidecars nor current score sets have."""
+        known = list(self.schema.names)
+        for name, document in self.all_score_sets.items():
+            if column in document.columns:
+                return ValueError(
+                    f"{self.path} has the column {column!r} in the score set {name}, which is of "
+                    f"an older state of the pool: run clipmill score {self.path} with the same "
+                    "recipe"
+                )
+            known += document.columns
+        return ValueError(f"{self.path} has no column {column!r}{disk.did_you_mean(column, known)}")
+
     # --- views ------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -192,30 +233,36 @@ class Pool:
 
     def scan(
         self,
-        columns: Sequence[str],
+        columns: Sequence[str] | None = None,
         *,
         view: str | None = None,
-        shards: Collection[str] | None = None,
+        shards: Iterable[int | str] | None = None,
     ) -> Iterator[Part]:
-        """Columns of every shard, or of some, with what a view makes of each row.
+        """The rows of a shard at a time, with some columns and what a view makes of each row.
 
-        A column is one of the sidecar or of a score set: with a view, one that its rules read.
-        Nothing is read before the first part is asked for. ValueError as of `view` and `read`.
+        columns: of the sidecars or of score sets, see `sets_of`; None: those of the sidecars.
+        shards: which, in which order; None: all, ascending. Nothing is read before the first part
+        is asked for. ValueError for a shard that is not there, and as of `view` and `read`.
         """
-        if view is not None:
-            masks = self.view(view)
-            for number, shard in enumerate(masks.names()):
-                if shards is None or shard in shards:
-                    yield masks.part(number, columns)
-            return
-        for shard in self.commits.names():
-            if shards is None or shard in shards:
-                table = self.read(shard, [*columns, "image_offset"])
-                stored = pc.is_valid(table["image_offset"])
-                rule = pc.if_else(stored, pa.scalar(None, pa.string()), NOT_STORED)
-                kept = np.asarray(stored.to_numpy(), np.bool_)
-                table = table.select(list(columns))
-                yield Part(shard=shard, table=table, kept=kept, rule=rule)
+        masks = None if view is None else self.view(view)
+        wanted = self.schema.names if columns is None else list(dict.fromkeys(columns))
+        sets = self.sets_of(wanted, masks)
+        there = self.commits.shards if masks is None else masks.shards
+        for shard in there.tolist() if shards is None else shards:
+            number = _position(there, shard)
+            if number is None:
+                raise ValueError(f"{view or self.path} has no shard {shard_name(int(shard))}")
+            if masks is not None:
+                yield masks.part(number, wanted, sets)
+                continue
+            table = self.read(shard, [*wanted, "image_offset"], sets)
+            stored = pc.is_valid(table["image_offset"])
+            yield Part(
+                shard=shard_name(int(shard)),
+                table=table.select(wanted),
+                kept=np.asarray(stored.to_numpy(), np.bool_),
+                rule=pc.if_else(stored, pa.scalar(None, pa.string()), NOT_STORED),
+            )
 
     def read(
         self, shard: int | str, columns: Sequence[str] | None, sets: Mapping[str, str] | None = None
@@ -401,8 +448,8 @@ class OpenView:
 
         ValueError for a mask of other rows; rows: how many the shard has.
         """
-        number = int(np.searchsorted(self.shards, int(shard)))
-        if number == len(self.shards) or self.shards[number] != int(shard):
+        number = _position(self.shards, shard)
+        if number is None:
             rows = int(self.table.commits.value(shard, "count"))
             rule = pa.chunked_array([pa.repeat(NOT_STORED, rows)])
             return pa.table({"kept": np.zeros(rows, np.bool_), "rule": rule}).select(columns)
@@ -425,17 +472,17 @@ class OpenView:
         return np.flatnonzero(kept.to_numpy())
 
     def kept_columns(self, number: int, columns: Sequence[str]) -> pa.Table:
-        """The columns of `part` of the kept rows."""
-        return self.part(number, columns).kept_rows()
-
-    def part(self, number: int, columns: Sequence[str]) -> Part:
-        """The rows of a shard, with columns of its sidecar or of a score set that the view's rules
-        read."""
-        shard, sets = shard_name(int(self.shards[number])), self.score_sets
+        """The kept rows of a shard, with columns of its sidecar or of a score set that the view's
+        rules read."""
         try:
-            table = self.table.read(shard, columns, sets)
+            return self.part(number, columns, self.score_sets).kept_rows()
         except ValueError as error:
             raise self._not_read(columns) or error from None
+
+    def part(self, number: int, columns: Sequence[str], sets: Mapping[str, str]) -> Part:
+        """All rows of a shard. sets: as of `Pool.read`."""
+        shard = shard_name(int(self.shards[number]))
+        table = self.table.read(shard, columns, sets)
         mask = self.read(number, len(table))
         kept = np.asarray(mask["kept"].to_numpy(), np.bool_)
         return Part(shard=shard, table=table, kept=kept, rule=mask["rule"])
@@ -463,6 +510,12 @@ class OpenView:
                     f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
                 )
         return None
+
+
+def _position(shards: NDArray[np.int64], shard: int | str) -> int | None:
+    """Where a shard stands among ascending numbers; None where it does not."""
+    number = int(np.searchsorted(shards, int(shard)))
+    return number if number < len(shards) and shards[number] == int(shard) else None
 
 
 def choose_again(pool: str) -> str:

@@ -37,7 +37,7 @@ from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.records import RunRecord, read_document
 from clipmill.manifests.schema import Blend, TaskSpec
 from clipmill.train.config import TrainConfig
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.eval_data.images import BATCH_SIZE, batch_rows, decoded_batches
 from clipmill.train.eval_data.samples import Samples
 from clipmill.train.evaluation.tasks import read_samples
@@ -105,7 +105,7 @@ def _of_run(
     group_of = {name: number for number, name in enumerate(names)}
     parts: list[FloatArray] = []
     group_N: list[int] = []
-    for batch in Loader(groups, _loading(config, pairs), model.config).batches():
+    for batch in RunLoader(groups, _loading(config, pairs), model.config).batches():
         both = moved_losses(model, config.loss, direction, batch.image_BHWC, batch.tokens_BT)
         parts.append(torch.stack(both).double().cpu().numpy())
         group_N += [group_of[key.rpartition(":")[0]] for key in batch.keys]

@@ -172,12 +172,12 @@ def _check_rows(runs: Sequence[Run]) -> None:
     """
     if not runs:
         return
-    from clipmill.train.data.loader import Loader  # with torch
+    from clipmill.train.data.loader import RunLoader  # with torch
 
     versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
     for run in {run.blend_name: run for run in runs}.values():
         model = model_config(run.config)
-        views = Loader(run.blend, run.config, model).views
+        views = RunLoader(run.blend, run.config, model).views
         if getattr(model, "tokenizer", None) is not None:
             continue  # its tokens are made by its own tokenizer, and none are stored
         for view in views:

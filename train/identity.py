@@ -25,7 +25,7 @@ from clipmill.train.mixture.order import ORDER_VERSION
 from clipmill.train.model.architecture import MODELS
 
 if TYPE_CHECKING:
-    from clipmill.train.data.loader import Loader
+    from clipmill.train.data.loader import RunLoader
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
@@ -101,7 +101,9 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
     return identity
 
 
-def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None) -> dict[str, Any]:
+def run_identity(
+    blend: Blend, config: TrainConfig, loader: RunLoader | None = None
+) -> dict[str, Any]:
     """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
     what is drawn, the content of the views and of the initial weights, and the sets of tokens.
 

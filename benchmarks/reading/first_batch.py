@@ -45,7 +45,7 @@ from clipmill.manifests.layout import (
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 
@@ -61,9 +61,9 @@ def settings() -> TrainConfig:
     )
 
 
-def loader_of(pool: str) -> Loader:
+def loader_of(pool: str) -> RunLoader:
     blend = Blend(name="bench", pools={"p": pool}, views={"p/all": 1.0})
-    return Loader(blend, settings(), model_config(settings()))
+    return RunLoader(blend, settings(), model_config(settings()))
 
 
 # --- the pool -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ The images are scaled to a shorter side of 256 pixels, stored by clipmill build 
 captions, and read by programs that take turns, each in a process of its own with one thread:
 
   bare        the bytes of every image, decoded by simplejpeg at full size and thrown away
-  ours        train.data.Loader: order, bytes, decoding, random crop to 224, tokens, batches of 256
+  ours        RunLoader: order, bytes, decoding, random crop to 224, tokens, batches of 256
   library     the same by clipmill.Loader in a loop of one's own, with captions and keys
   open_clip   webdataset and open_clip's training transform and tokenizer, as open_clip_train reads
   transform   clipmill.Loader with the same transform and tokenizer
@@ -120,7 +120,7 @@ def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
 def _ours(pool: str, threads: int, samples: int, cache: str | None = None) -> Iterator[int]:
     from clipmill.manifests.schema import Blend
     from clipmill.train.config import TrainConfig, model_config
-    from clipmill.train.data.loader import Loader
+    from clipmill.train.data.loader import RunLoader
 
     blend = Blend(name="bench", pools={"p": pool}, views={"p/raw": 1.0})
     config = TrainConfig(
@@ -132,7 +132,7 @@ def _ours(pool: str, threads: int, samples: int, cache: str | None = None) -> It
         device="cpu",
         read_cache=cache,
     )
-    for batch in Loader(blend, config, model_config(config)):
+    for batch in RunLoader(blend, config, model_config(config)):
         yield len(batch.keys)
 
 

@@ -37,7 +37,7 @@ from clipmill.bench.timing import (
 from clipmill.manifests import console
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config, trained_groups
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.model.memory import training_flops
 from clipmill.train.model.open_clip_model import AnyModel, build_model
 from clipmill.train.parallel import process_group
@@ -106,14 +106,14 @@ def measure_training(plan: StepPlan, folder: str) -> Measurement:
         process_group.close(ranks)
 
 
-def loader_of(config: TrainConfig, blend: Blend | None, ranks: Ranks, folder: str) -> Loader:
+def loader_of(config: TrainConfig, blend: Blend | None, ranks: Ranks, folder: str) -> RunLoader:
     """The loader of a blend for this rank, or of synthetic samples. `folder` is of all ranks."""
     model, rank, world = model_config(config), ranks.data_parallel.rank, ranks.dp
     if blend is None:
         # It has what a run uses of a loader.
-        return cast("Loader", SyntheticLoader(config, model, rank, world))
+        return cast("RunLoader", SyntheticLoader(config, model, rank, world))
     decides = ranks.rank == 0
-    return Loader(blend, config, model, rank, world, out=folder, decides=decides)
+    return RunLoader(blend, config, model, rank, world, out=folder, decides=decides)
 
 
 def _timed(plan: StepPlan, state: TrainState) -> Measurement:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clipmill.train.config import TrainConfig, check_world
-from clipmill.train.data.loader import Batch
+from clipmill.train.data.loader import RunBatch
 from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
@@ -80,11 +80,11 @@ class SyntheticLoader:
         """What the run drew from each source."""
         return {}
 
-    def batches(self, start: int = 0) -> Generator[Batch]:
+    def batches(self, start: int = 0) -> Generator[RunBatch]:
         """The batches of the run."""
         for step in range(start, self._steps):
             tokens_BT, length_B = self._captions[step % VARIETY]
-            yield Batch(
+            yield RunBatch(
                 step=step,
                 image_BHWC=self._image_BHWC,
                 tokens_BT=tokens_BT,

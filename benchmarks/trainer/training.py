@@ -21,7 +21,7 @@ from clipmill.bench.tables import figure_lines, scaling_lines
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config
 from clipmill.train.data.damage import StageTimes
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.view_rows import ReadFailed
 
 # --- training -------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _loader_cell(
             f"num_examples {options.num_examples} is less than one batch of {config.batch_size}"
         )
     times = StageTimes()
-    loader = Loader(blend, config, model_config(config), times=times)
+    loader = RunLoader(blend, config, model_config(config), times=times)
     batches = loader.batches()
     started = time.perf_counter()
     rates = []

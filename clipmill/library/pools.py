@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clipmill.manifests import disk, pool
 from clipmill.manifests.commits import read_commits
-from clipmill.manifests.layout import shard_name
-from clipmill.manifests.records import ViewDocument
+from clipmill.manifests.pool import Part
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
 from clipmill.pipeline.views.choose import PartRows, compile_views, outcomes, with_derived
@@ -22,7 +21,6 @@ from clipmill.pipeline.views.files import (
     JoinedColumns,
     column_lines,
     list_columns,
-    read_view,
 )
 from clipmill.pipeline.views.rules import (
     DERIVED,
@@ -60,9 +58,12 @@ class Pool(pool.Pool):
     def __repr__(self) -> str:
         totals = self.commits.totals
         lines = [f"Pool({self.path!r}): {totals.rows:,} rows, {totals.stored:,} stored"]
-        views = (f"{name} ({view.kept:,})" for name, view in self.views.items())
-        lines.append(f"views: {', '.join(views) or 'none'}")
-        lines.append(f"score sets: {', '.join(self.score_sets) or 'none'}")
+        try:
+            views = ", ".join(f"{name} ({view.kept:,})" for name, view in self.views.items())
+            lines.append(f"views: {views or 'none'}")
+            lines.append(f"score sets: {', '.join(self.score_sets) or 'none'}")
+        except ValueError as error:  # a damaged document: a notebook shows a pool all the same
+            lines.append(f"error: {error}")
         return "\n".join(lines)
 
     @property
@@ -71,15 +72,38 @@ class Pool(pool.Pool):
         return self.commits.fingerprint
 
     @functools.cached_property
-    def views(self) -> dict[str, ViewDocument]:
-        """The documents of the views: rules, thresholds, rows that are left after each rule."""
-        documents = {name: read_view(self.path, name) for name in self.view_names()}
-        return {name: view for name, view in documents.items() if view is not None}
-
-    @functools.cached_property
     def columns(self) -> Columns:
         """What `table`, `images` and `where` may name. ValueError where no row is stored."""
         return Columns(list_columns(self.path))
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        view: str | None = None,
+        shards: Iterable[int | str] | None = None,
+    ) -> Iterator[Part]:
+        """The rows of a shard at a time, in bounded memory.
+
+        `part.shard` is its name, `part.table` has all of its rows with these columns, `part.kept`
+        says which of them the view keeps (without a view: which have an image), `part.rule` the
+        first rule that failed, and `part.kept_rows()` is the table of the kept ones.
+
+        Args:
+            columns: Names of `columns` (default: those of the sidecars). A score is of the score
+                set that the view's rules read, else of the current one.
+            view: Whose choice `kept` and `rule` are.
+            shards: Which shards, in which order (default: all, ascending).
+
+        Raises:
+            ValueError: A column, the view or a shard is not there, two current score sets have the
+                column, or a file is damaged.
+        """
+        wanted = self.schema.names if columns is None else list(dict.fromkeys(columns))
+        derives = not DERIVED.keys().isdisjoint(wanted)
+        on_disk = sorted(columns_on_disk(wanted) | {"status"}) if derives else wanted
+        for part in super().scan(on_disk, view=view, shards=shards):
+            yield dataclasses.replace(part, table=_with(part.table, wanted)) if derives else part
 
     def table(self, columns: Sequence[str] | None = None, view: str | None = None) -> pa.Table:
         """Rows as one table, in the order of the shards.
@@ -89,18 +113,16 @@ class Pool(pool.Pool):
             view: Only rows that this view keeps (default: all rows, also those without an image).
 
         Raises:
-            ValueError: A column or the view is not there, or a file is damaged.
+            ValueError: As of `scan`.
         """
-        tables = [table for _, table in self._scan(columns, view)]
-        if not tables:
-            raise ValueError(f"{self.path} has no rows")
-        return pa.concat_tables(tables)
+        parts = self.scan(columns, view=view)
+        return pa.concat_tables(part.table if view is None else part.kept_rows() for part in parts)
 
     def images(
         self,
         view: str | None = None,
         columns: Sequence[str] = ("key", "caption"),
-        shards: Iterable[int] | None = None,
+        shards: Iterable[int | str] | None = None,
     ) -> Iterator[tuple[dict[str, Any], bytes]]:
         """({column: value}, bytes of the image) of each stored row.
 
@@ -110,18 +132,18 @@ class Pool(pool.Pool):
             shards: Which shards, in which order (default: all, ascending).
 
         Raises:
-            ValueError: A column, the view or a shard is not there, or a tar is damaged.
+            ValueError: As of `scan`, and for a damaged tar.
         """
         places = ["image_offset", "image_length"]
-        for shard, table in self._scan([*columns, *places], view, shards):
-            tar, stored = self.commits.tar(shard), table.filter(pc.is_valid(table["image_offset"]))
-            for row in stored.to_pylist():
+        for part in self.scan([*columns, *places], view=view, shards=shards):
+            tar = self.commits.tar(part.shard)
+            for row in part.kept_rows().to_pylist():
                 offset, length = row["image_offset"], row["image_length"]
                 data = disk.read_bytes(tar, offset, length)
                 if len(data) != length:
                     raise ValueError(
-                        f"shard {shard_name(shard)} is damaged: {tar} is shorter than its sidecar "
-                        f"says; run clipmill audit repair {self.path}"
+                        f"shard {part.shard} is damaged: {tar} is shorter than its sidecar says; "
+                        f"run clipmill audit repair {self.path}"
                     )
                 yield {name: row[name] for name in columns}, data
 
@@ -139,7 +161,8 @@ class Pool(pool.Pool):
         views = [View(name=RULE, rules=(Rule(name=RULE, where=sql),))]
         known = [column.name for column in self.columns]
         used = columns_of(views, RULE, known) | columns_on_disk(wanted)
-        sets = {name: (name, document) for name, document in self.score_sets.items()}
+        names = set(self.sets_of(used).values())
+        sets = {name: (name, self.score_sets[name]) for name in names}
         source = JoinedColumns(self.commits, used, sets)
         kept = []
         with borrowed_connection() as connection:
@@ -162,32 +185,6 @@ class Pool(pool.Pool):
             ValueError: No row has this name.
         """
         return History(explain_row(self.path, row))
-
-    def _scan(
-        self,
-        columns: Sequence[str] | None,
-        view: str | None,
-        shards: Iterable[int] | None = None,
-    ) -> Iterator[tuple[int, pa.Table]]:
-        """(shard, its rows that a view keeps) with some columns."""
-        wanted = self.schema.names if columns is None else list(columns)
-        on_disk = sorted(columns_on_disk(wanted) | {"status"})
-        sets = {
-            column: name
-            for name, document in self.score_sets.items()
-            for column in document.columns
-        }
-        masks, commits = None, self.commits
-        if view is not None:
-            masks = self.view(view)
-            commits = masks.commits
-        for shard in commits.shards.tolist() if shards is None else shards:
-            if commits.position(shard) is None:
-                raise ValueError(f"{view or self.path} has no shard {shard_name(shard)}")
-            table = self.read(shard, on_disk, sets)
-            if masks is not None:
-                table = table.filter(masks.mask(shard, ["kept"], len(table))["kept"])
-            yield shard, _with(table, wanted)
 
 
 def open_pool(url: str | os.PathLike[str], /) -> Pool:

@@ -24,7 +24,7 @@ from clipmill.train.data.blends import (
     read_blend,
     stream_of,
 )
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.evaluation.suite import SuiteResults
 from clipmill.train.formats import model_files
 from clipmill.train.parallel import process_group, ray_train
@@ -158,7 +158,7 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str, on_ray: Main
     """The same run as several processes on this machine, or on Ray's. Returns their exit status."""
     # Mistakes are found here once, and not by every rank.
     ranks = check_layout(config, options.ranks)
-    Loader(options.blend, config, model_config(config), 0, ranks)
+    RunLoader(options.blend, config, model_config(config), 0, ranks)
     layout = RunLayout(out)
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (options.resume == "never" or not resumes):
@@ -184,7 +184,7 @@ def plan_of(options: RunOptions) -> list[str]:
     """What a run would draw, in lines."""
     config = options.config()
     ranks = check_layout(config, options.ranks)
-    loader = Loader(options.blend, config, model_config(config), 0, ranks)
+    loader = RunLoader(options.blend, config, model_config(config), 0, ranks)
     return list(plan_lines(options.blend, loader.order.repeats(config.steps)))
 
 

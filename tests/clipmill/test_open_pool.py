@@ -4,6 +4,7 @@ folder and from a store.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from clipmill.pipeline.audit.explain import explain_row
 from clipmill.pipeline.export import KeptRows
 from tests.support.exported import exported_pool, kept_samples
 from tests.support.s3_server import BUCKET, s3_server, s3_variables
+
+NAME = r"caption@[0-9a-f]{12}"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,67 @@ def test_a_table_has_the_rows_of_its_view_in_the_order_of_the_shards(
     assert every.column_names == pool.schema.names
     assert every.num_rows == 48
     assert every.filter(pc.is_valid(every["image_offset"])).num_rows == 40
+
+
+def test_a_scan_gives_a_shard_at_a_time_with_scores_and_the_choice_of_a_view(
+    pool: clipmill.Pool, folder: str
+) -> None:
+    columns = ["caption_words", "uid", "aspect"]
+    parts = list(pool.scan(columns, view="wide"))
+    assert [part.shard for part in parts] == list(pool.commits.names())
+    assert all(part.table.column_names == columns for part in parts)
+    assert pa.concat_tables(part.table for part in parts).equals(pool.table(columns))
+    kept = pa.concat_tables(part.kept_rows() for part in parts)
+    assert kept.equals(pool.table(columns, view="wide"))
+    assert kept["uid"].to_pylist() == list(kept_samples(folder))
+    assert {rule for part in parts for rule in part.rule.to_pylist()} == {
+        None, "wide", "not_stored",
+    }  # fmt: skip
+    names = [part.shard for part in pool.scan(shards=["00004", 2])]
+    assert names == ["00004", "00002"]
+    stored = [part.kept for part in pool.scan(["caption_words"])]
+    assert int(np.concatenate(stored).sum()) == 40
+    with pytest.raises(ValueError, match="wide has no shard 00006"):
+        list(pool.scan(["uid"], view="wide", shards=[6]))
+
+
+def test_a_score_is_of_the_set_that_the_view_reads_or_of_the_only_current_one(
+    folder: str, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(folder, tmp_path / "pool")
+    (document,) = copied.glob("scores/*/scores.json")
+    other = document.parent.with_name("caption@0123456789ab")
+    shutil.copytree(document.parent, other)
+    disk.write_json(other / "scores.json", {**disk.read_json(document), "id": "0123456789ab"})
+    with pytest.raises(ValueError, match=f"in the score sets {other.name} and {NAME}") as error:
+        clipmill.open_pool(copied).table(["caption_words"], view="wide")
+    assert "view 'wide' reads neither" in str(error.value)
+    with pytest.raises(ValueError, match=r"in the score sets .* and .*: name it in a rule"):
+        clipmill.open_pool(copied).where("caption_words > 3")
+    wide = copied / "views/wide.json"
+    disk.write_json(wide, {**disk.read_json(wide), "scores": {"caption": other.name}})
+    of_view = clipmill.open_pool(copied).table(["caption_words"], view="wide")
+    assert of_view.equals(clipmill.open_pool(folder).table(["caption_words"], view="wide"))
+
+
+def test_a_score_of_an_older_state_is_not_read(folder: str, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "pool")
+    (document,) = copied.glob("scores/*/scores.json")
+    changes = {"fingerprint": "0" * 64, "whole_pool": True}
+    disk.write_json(document, {**disk.read_json(document), **changes})
+    with pytest.raises(ValueError, match=f"in the score set {NAME}, which is of an older state"):
+        next(clipmill.open_pool(copied).scan(["uid", "caption_words"]))
+
+
+def test_a_damaged_view_is_refused_by_name_and_shown(folder: str, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "pool")
+    (copied / "views/wide.json").write_text("[]")
+    damaged = clipmill.open_pool(copied)
+    with pytest.raises(ValueError, match=r"wide\.json"):
+        damaged.views  # noqa: B018
+    assert "48 rows, 40 stored\nerror: " in repr(damaged)
+    assert "wide.json" in repr(damaged)
+    assert damaged.table(["uid"]).num_rows == 48
 
 
 def test_pandas_polars_and_duckdb_take_a_table(pool: clipmill.Pool) -> None:

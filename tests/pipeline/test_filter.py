@@ -33,7 +33,7 @@ from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
 from clipmill.pipeline.pool.shard_writer import ShardWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.train.config import TrainConfig, model_config
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from tests.support import commands
 from tests.support.audited import image_bytes
 from tests.support.bundles import scores_of
@@ -173,7 +173,7 @@ def test_a_blend_of_soft_cap_views_draws_each_row_as_often_as_its_column_says(
     config = TrainConfig(
         model="test", samples_seen=8 * 72, batch_size=8, lanes=2, warmup=0, threads=0, device="cpu"
     )
-    loader = Loader(blend, config, model_config(config))
+    loader = RunLoader(blend, config, model_config(config))
     seen = Counter(key.rpartition(":")[2] for batch in loader for key in batch.keys)
     assert seen == {key: 8 * count for key, count in draws.items() if count}
 

@@ -16,7 +16,7 @@ import pytest
 from clipmill.manifests import console
 from clipmill.train.config import configure, model_config
 from clipmill.train.data.blends import blend_of
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.parallel import checkpoint
 from tests.support.steps import RUN_SETTINGS
 
@@ -42,7 +42,7 @@ def hanging(pool, rank):
     """Put a pipe in the place of a tar that one of two ranks needs first, after two steps."""
     blend = blend_of([f"{pool}/all=1"], 0)
     config = configure({**SETTINGS, "threads": 1})
-    order = Loader(blend, config, model_config(config)).order
+    order = RunLoader(blend, config, model_config(config)).order
     first = {}
     for step in range(STEPS):
         shards = np.asarray(order.batch(step, range(4))[1])

@@ -176,7 +176,7 @@ def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tm
 
     from clipmill.train.config import configure, model_config
     from clipmill.train.data.blends import read_blend
-    from clipmill.train.data.loader import Loader
+    from clipmill.train.data.loader import RunLoader
     from clipmill.train.model.open_clip_model import build_model
     from clipmill.train.step.update import learning_rate
     from clipmill.train.transforms import normalise
@@ -189,7 +189,7 @@ def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tm
     ours = model_config(config)
     theirs = build_model(ours, 0).open_clip
     theirs.output_dict = True
-    loader = Loader(read_blend(str(tmp_path / "run" / "blend.json")), config, ours)
+    loader = RunLoader(read_blend(str(tmp_path / "run" / "blend.json")), config, ours)
     batches = []
     for batch in loader.batches():
         image = normalise(batch.image_BHWC, ours.image_mean, ours.image_std)

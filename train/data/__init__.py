@@ -6,8 +6,9 @@ order:
 Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/tokens@ID. Written:
 RUN/segments of a live run. Public names:
 
-`Batch`, `CaptionCoder`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `StageTimes`,
-`copy_tokens`, `open_masks`, `open_pool`, `read_with_retries`, `token_set`, `too_many_damaged`
+`CaptionCoder`, `DamageCounts`, `DamagedSample`, `ReadFailed`, `RunBatch`, `RunLoader`,
+`StageTimes`, `copy_tokens`, `open_masks`, `open_pool`, `read_with_retries`, `token_set`,
+`too_many_damaged`; `Batch` and `Loader` of `own_loop.py`, which `import clipmill` gives
 
 Invariants:
 

@@ -1,4 +1,7 @@
-"""Batches of a blend: a source of samples says what each step has, threads make pixels of it.
+"""The batches of a run: a source of samples says what each step has, threads make pixels of it.
+
+`RunLoader` is the trainer's, and takes its settings. `clipmill.Loader`, for loops of one's own, is
+`own_loop.py`, which draws from a RunLoader.
 
 Views and live pools are drawn from by position (`read_ahead.py`): a batch is a function of its
 step, the same for any number of ranks and threads. Streams of tars give what comes next
@@ -98,7 +101,7 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class RunBatch:
     """The rows of one global batch that a rank serves."""
 
     step: int
@@ -139,8 +142,8 @@ class _PlannedBatch:
 Filled = Generator[tuple[_PlannedBatch, list[DamagedSample]]]
 
 
-class Loader:
-    """An iterable of Batch; `len` is the run's number of steps. One rank's share of every batch.
+class RunLoader:
+    """An iterable of RunBatch; `len` is the run's number of steps. One rank's share of every batch.
 
     ValueError for sources that cannot be opened, a world size that does not divide the batch, too
     many repeats, and, while it runs, for a tar that is not there or a row that no substitute can
@@ -254,10 +257,10 @@ class Loader:
     def __len__(self) -> int:
         return self._config.steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[RunBatch]:
         return self.batches()
 
-    def batches(self, start: int = 0, stop: int | None = None) -> Generator[Batch]:
+    def batches(self, start: int = 0, stop: int | None = None) -> Generator[RunBatch]:
         """The batches of steps start … stop − 1, by default to the last one; of streams start is 0.
 
         Close or drain it to end its threads and commands.
@@ -402,9 +405,9 @@ class Loader:
             f"{SUBSTITUTES} rows of {sample.source} in a row cannot be used; the last: {bad}"
         )
 
-    def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> Batch:
+    def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> RunBatch:
         drawn = [planned.drawn[r] for r in range(len(planned.drawn))]
-        return Batch(
+        return RunBatch(
             step=planned.samples.step,
             image_BHWC=planned.image,
             tokens_BT=planned.tokens,

@@ -242,7 +242,7 @@ class Loader:
         texts = {name for shares in self._blend.captions.values() for name in shares}
         self._running = _nothing
         self._pid: int | None = os.getpid()
-        self._inner: loader.Loader | None = loader.Loader(
+        self._inner: loader.RunLoader | None = loader.RunLoader(
             self._blend,
             self._config,
             self._inputs,
@@ -253,7 +253,7 @@ class Loader:
             whole=self._transform is not None,
         )
 
-    def _opened(self) -> loader.Loader:
+    def _opened(self) -> loader.RunLoader:
         if self._pid != os.getpid():  # handles and threads are not those of a fork
             self._open()
         assert self._inner is not None
@@ -270,7 +270,7 @@ class Loader:
                 self.step = batch.step + 1
                 yield ready
 
-    def _finished(self, batch: loader.Batch, inner: loader.Loader) -> Batch:
+    def _finished(self, batch: loader.RunBatch, inner: loader.RunLoader) -> Batch:
         self._count_damage(batch, inner)
         assert batch.columns is not None
         captions = _drawn_captions(batch.columns, batch.texts)
@@ -312,7 +312,7 @@ class Loader:
             error.add_note(f"the transform was called with the picture of {name}")
             raise
 
-    def _count_damage(self, batch: loader.Batch, inner: loader.Loader) -> None:
+    def _count_damage(self, batch: loader.RunBatch, inner: loader.RunLoader) -> None:
         """ValueError where too many samples of this rank are damaged."""
         self._damaged += batch.damaged
         self._drawn += len(batch.keys)

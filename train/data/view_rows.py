@@ -337,27 +337,15 @@ class ViewRows(RowReader):
             return None
         others = [name for name in self._columns if name not in known.column_names]
         if others:
-            table = self.masks.table.read(shard, others, self._sets_of_columns)
+            table = self.masks.table.read(shard, others, self._sets)
             for name, column in zip(others, table.filter(mask).columns, strict=True):
                 known = known.append_column(name, column)
         return known.select(list(self._columns)).combine_chunks()
 
     @functools.cached_property
-    def _sets_of_columns(self) -> dict[str, str]:
-        """Column -> the score set that has it: one that the view's rules read, else a current one.
-        ValueError where two current ones have a column that was asked for."""
-        sets: dict[str, str] = {}
-        for name, document in sorted(self.masks.table.score_sets.items()):
-            for column in document.columns:
-                other = sets.setdefault(column, name)
-                is_clear = column in self.masks.score_sets or column not in self._columns
-                if other != name and not is_clear:
-                    raise ValueError(
-                        f"{self.pool} has the column {column!r} in the score sets {other} and "
-                        f"{name}, and view {self.view!r} reads neither: name it in a rule of the "
-                        f"view, such as {{{column}: {column} IS NOT NULL}}, and choose it again"
-                    )
-        return sets | self.masks.score_sets
+    def _sets(self) -> dict[str, str]:
+        """Column -> the score set that has it, of the columns that were asked for."""
+        return self.masks.table.sets_of(self._columns, self.masks)
 
     def _read_texts(self, number: int) -> dict[str, tuple[TokenArray, NDArray[np.int64]]]:
         """Tokens of the further text columns of a shard."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipmill.train.config import TrainConfig
-from clipmill.train.data.loader import Batch
+from clipmill.train.data.loader import RunBatch
 from clipmill.train.model.clip import (
     PackedCaptions,
     pack_captions,
@@ -216,7 +216,7 @@ Captions = Tensor | PackedCaptions
 class ReadyBatch:
     """A batch of this rank, and the model's arguments for each of its micro-batches."""
 
-    batch: Batch
+    batch: RunBatch
     images: BatchImages  # uint8 BHWC
     captions: dict[tuple[int, int], Captions]  # by the first row of a micro-batch and the end
     streams: Streams | None = None  # of the device; None where nothing is copied
@@ -262,7 +262,7 @@ class Feed:
         self._streams = streams
         self._images = None if streams is None else DeviceImages(device, streams)
 
-    def batches(self, batches: Generator[Batch]) -> Generator[ReadyBatch]:
+    def batches(self, batches: Generator[RunBatch]) -> Generator[ReadyBatch]:
         """The batches in their order; one is made ready ahead of the one that is handed out.
 
         With no threads (`threads` 0) the caller does the work. Close or drain it to end its thread
@@ -289,7 +289,7 @@ class Feed:
             worker.shutdown(cancel_futures=True)
             batches.close()
 
-    def ready(self, batch: Batch) -> ReadyBatch:
+    def ready(self, batch: RunBatch) -> ReadyBatch:
         """The arguments of the model for a batch; copies to a GPU have begun."""
         if self._streams is None:
             return self._ready(batch)
@@ -299,7 +299,7 @@ class Feed:
             copied.record(stream)
         return dataclasses.replace(ready, streams=self._streams, copied=copied)
 
-    def _ready(self, batch: Batch) -> ReadyBatch:
+    def _ready(self, batch: RunBatch) -> ReadyBatch:
         tokens_BT = batch.tokens_BT[:, : int(batch.length_B.max())]
         pieces = accumulate.micro_batches(len(tokens_BT), self._micro_batch)
         captions: dict[tuple[int, int], Captions] = {}

@@ -34,7 +34,7 @@ from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config, trained_groups
 from clipmill.train.data.blends import plan_lines
 from clipmill.train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from clipmill.train.data.loader import Batch, Loader
+from clipmill.train.data.loader import RunBatch, RunLoader
 from clipmill.train.data.tar_streams import sum_counts
 from clipmill.train.formats import model_files, open_clip_files
 from clipmill.train.identity import check_same_run, run_identity
@@ -75,7 +75,7 @@ def report_nonfinite(
     out: str,
     ranks: Ranks,
     model: AnyModel,
-    batch: Batch,
+    batch: RunBatch,
     loss: float,
     grad_norm: float,
     features: Mapping[str, Tensor],
@@ -199,7 +199,7 @@ class TrainState:
     config: TrainConfig
     out: str
     ranks: Ranks
-    loader: Loader
+    loader: RunLoader
     model: AnyModel
     wrapped: nn.Module  # what forward is called on: DDP's module, or the model
     # Tokens that the blend contains; None where they were not looked for
@@ -217,7 +217,7 @@ class TrainState:
 
 
 def prepare(
-    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any]
+    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: dict[str, Any]
 ) -> TrainState:
     """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
 
@@ -306,7 +306,7 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
     return plain and small and ranks.mesh is None and config.init is None
 
 
-def tokens_of_blend(loader: Loader) -> Tensor | None:
+def tokens_of_blend(loader: RunLoader) -> Tensor | None:
     """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
     blend, and where the rows are not known yet.
     """
@@ -351,7 +351,7 @@ def save(state: TrainState, step: int) -> float:
     return state.saver.save(weights, state.update.state(), record)
 
 
-def count_damage(state: TrainState, batch: Batch, mean_damaged: float) -> None:
+def count_damage(state: TrainState, batch: RunBatch, mean_damaged: float) -> None:
     """Count what was damaged in a batch: on this rank, and as the mean over the ranks."""
     # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
     state.damaged += round(mean_damaged * state.ranks.dp)
@@ -679,7 +679,7 @@ def _prepare_and_train(
     state: TrainState | None = None
     try:
         ranks = process_group.build_mesh(ranks, config)
-        loader = Loader(
+        loader = RunLoader(
             blend,
             config,
             model_config(config),

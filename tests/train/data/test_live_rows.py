@@ -16,7 +16,7 @@ from clipmill.manifests.layout import PoolLayout, RunLayout
 from clipmill.manifests.schema import Blend
 from clipmill.train.data import live_rows
 from clipmill.train.data.live_rows import FoundShard, LivePool, committed_shards
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.mixture.order import SegmentOrder
 from tests.train.data.test_loader import model, settings
 
@@ -119,7 +119,7 @@ def test_a_run_trains_while_shards_arrive_and_a_replay_is_equal_to_the_bit(
     growing = tmp_path / "growing"
     (growing / "shards").mkdir(parents=True)
     config = settings(batch_size=8, lanes=4, samples_seen=8 * 24, threads=1)
-    loader = Loader(live(str(growing)), config, model(), out=str(tmp_path / "run"))
+    loader = RunLoader(live(str(growing)), config, model(), out=str(tmp_path / "run"))
 
     def build():
         for shard in (1, 0, 3, 2, 4):
@@ -143,7 +143,7 @@ def test_a_run_trains_while_shards_arrive_and_a_replay_is_equal_to_the_bit(
     assert loader.sources()["web/stored"]["drawn"] == 192
     keys = {key for batch in batches for key in batch.keys}
     assert all(int(key[-4:]) < 10 for key in keys)  # rows without an image are not drawn
-    replay = Loader(live(str(growing), segments=str(tmp_path / "run")), config, model())
+    replay = RunLoader(live(str(growing), segments=str(tmp_path / "run")), config, model())
     for one, other in zip(batches, replay, strict=True):
         assert one.keys == other.keys
         assert torch.equal(one.tokens_BT, other.tokens_BT)
@@ -159,18 +159,18 @@ def test_a_complete_pool_that_is_too_small_is_refused(make_pool, tmp_path, monke
     assert not complete  # no build has counted it
     monkeypatch.setattr(live_rows, "committed_shards", lambda _: (found, True))
     with pytest.raises(ValueError, match="is complete and has 4 stored rows, fewer than a batch"):
-        next(iter(Loader(live(pool), settings(), model())))
+        next(iter(RunLoader(live(pool), settings(), model())))
     with pytest.raises(ValueError, match="makes tokens of the tokenizer clip, and the run's is"):
-        Loader(live(pool), settings(tokenizer="other"), model())
+        RunLoader(live(pool), settings(tokenizer="other"), model())
     sidecar = PoolLayout(pool).sidecar(0)
     table = disk.read_parquet(sidecar)
     disk.write_parquet(sidecar, table.slice(0, 1), {})
     with pytest.raises(ValueError, match="has 1 stored rows, its commit record 2"):
-        next(iter(Loader(live(pool), settings(batch_size=4, lanes=1), model())))
+        next(iter(RunLoader(live(pool), settings(batch_size=4, lanes=1), model())))
 
 
 def test_settings_that_a_live_run_would_ignore_are_refused(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool")
     blend = Blend(name="b", pools={"p": pool}, views={"p/stored": 1}, live=True)
     with pytest.raises(ValueError, match="a live run, its replay and a run on streams read"):
-        Loader(blend, settings(read_cache=str(tmp_path / "c")), model())
+        RunLoader(blend, settings(read_cache=str(tmp_path / "c")), model())

@@ -17,7 +17,7 @@ from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config
 from clipmill.train.data import loader as loader_module
 from clipmill.train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from clipmill.train.data.loader import Loader, copy_tokens
+from clipmill.train.data.loader import RunLoader, copy_tokens
 from tests.support.bundles import change_shard
 
 
@@ -66,7 +66,7 @@ def damage(pool, key):
 
 
 def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool):
-    loader = Loader(blend_of(tiny_pool, all=1), settings(), model())
+    loader = RunLoader(blend_of(tiny_pool, all=1), settings(), model())
     batches = list(loader)
     assert [batch.step for batch in batches] == list(range(8))
     assert len(loader) == 8
@@ -117,9 +117,9 @@ def test_ranks_threads_and_the_step_that_a_run_goes_on_at_change_nothing(
     tiny_pool, world, threads, start
 ):
     blend = blend_of(tiny_pool, all=2, half=1)
-    whole = list(Loader(blend, settings(), model()))[start:]
+    whole = list(RunLoader(blend, settings(), model()))[start:]
     ranks = [
-        Loader(blend, settings(threads=threads), model(), rank, world).batches(start)
+        RunLoader(blend, settings(threads=threads), model(), rank, world).batches(start)
         for rank in range(world)
     ]
     steps = list(zip(*ranks, strict=True))
@@ -134,11 +134,11 @@ def test_ranks_threads_and_the_step_that_a_run_goes_on_at_change_nothing(
 
 def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool):
     first = [
-        next(iter(Loader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
+        next(iter(RunLoader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
         for seed, run in ((0, 0), (0, 1), (1, 0))
     ]
     assert len({batch.keys for batch in first}) == 3
-    loader = Loader(blend_of(tiny_pool, all=1), settings(samples_seen=96), model())
+    loader = RunLoader(blend_of(tiny_pool, all=1), settings(samples_seen=96), model())
     seen: dict[str, torch.Tensor] = {}
     different = 0
     for batch in loader:
@@ -150,7 +150,7 @@ def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool):
 
 def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool):
     def first(**changes):
-        return next(iter(Loader(blend_of(tiny_pool, all=1), settings(**changes), model())))
+        return next(iter(RunLoader(blend_of(tiny_pool, all=1), settings(**changes), model())))
 
     assert_equal(first(seed=0, order_seed=5), first(seed=5))
     assert_equal(first(seed=3, order_seed=5), first(seed=5))
@@ -158,7 +158,9 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool):
 
 
 def test_only_so_many_batches_are_under_way(tiny_pool, monkeypatch):
-    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=1, samples_seen=16 * 100), model())
+    loader = RunLoader(
+        blend_of(tiny_pool, all=1), settings(threads=1, samples_seen=16 * 100), model()
+    )
     planned: list[int] = []
     plan = loader._plan
 
@@ -180,11 +182,11 @@ def test_only_so_many_batches_are_under_way(tiny_pool, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool):
     batch = next(
-        iter(Loader(blend_of(tiny_pool, all=1), settings(device="cuda", threads=2), model()))
+        iter(RunLoader(blend_of(tiny_pool, all=1), settings(device="cuda", threads=2), model()))
     )
     assert batch.image_BHWC.is_pinned()
     assert batch.tokens_BT.is_pinned()
-    plain = next(iter(Loader(blend_of(tiny_pool, all=1), settings(), model())))
+    plain = next(iter(RunLoader(blend_of(tiny_pool, all=1), settings(), model())))
     assert_equal(batch, plain)
 
 
@@ -195,9 +197,9 @@ def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool):
 def test_a_damaged_picture_is_replaced_and_counted(make_pool, tmp_path, threads):
     pool = make_pool(tmp_path / "pool")
     blend, config = blend_of(pool, all=1), settings(samples_seen=96, threads=threads)
-    sound = list(Loader(blend, config, model()))
+    sound = list(RunLoader(blend, config, model()))
     damage(pool, "000010003")
-    loader = Loader(blend, config, model())
+    loader = RunLoader(blend, config, model())
     batches = list(loader)
     damaged = [sample for batch in batches for sample in batch.damaged_samples]
     assert len(damaged) == 2  # once an epoch
@@ -214,7 +216,7 @@ def test_a_damaged_picture_is_replaced_and_counted(make_pool, tmp_path, threads)
     assert [n for n, _ in changed] == [bad.step * 16 + bad.position for bad in damaged]
     assert all(key != "web/all:000010003" for _, key in changed)
     assert sum(batch.substituted for batch in batches) == 2
-    for one, other in zip(Loader(blend, config, model(), 0, 1), batches, strict=True):
+    for one, other in zip(RunLoader(blend, config, model(), 0, 1), batches, strict=True):
         assert_equal(one, other)
 
 
@@ -229,7 +231,7 @@ def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
     views = {"all": 1.0} if distinct is None else {"all": 1.0, "half": 1.0}
     blend = dataclasses.replace(blend_of(pool, **views), distinct=distinct)
     config = settings(samples_seen=8 * 60, batch_size=8)
-    batches = list(Loader(blend, config, model()))
+    batches = list(RunLoader(blend, config, model()))
     assert sum(batch.substituted for batch in batches) > 10
     assert max(batch.substituted for batch in batches) > 1
     for batch in batches:
@@ -237,7 +239,7 @@ def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
         assert len(set(keys)) == len(keys)
     for world, threads in ((2, 0), (4, 1)):
         shares = [
-            Loader(blend, dataclasses.replace(config, threads=threads), model(), rank, world)
+            RunLoader(blend, dataclasses.replace(config, threads=threads), model(), rank, world)
             for rank in range(world)
         ]
         for batch, *parts in zip(batches, *shares, strict=True):
@@ -253,7 +255,7 @@ def test_a_row_without_tokens_is_replaced(make_pool, tmp_path):
         return pa.table({"tokens": tokens}, schema=table.schema)
 
     change_shard(PoolLayout(pool).score_bundle("tokens@0123456789ab", 0), 0, without_one)
-    loader = Loader(blend_of(pool, all=1), settings(samples_seen=16), model())
+    loader = RunLoader(blend_of(pool, all=1), settings(samples_seen=16), model())
     (batch,) = loader
     assert batch.substituted == 1
     assert "web/all:000000004" not in batch.keys
@@ -265,7 +267,7 @@ def test_a_source_of_damaged_pictures_ends_the_run(make_pool, tmp_path):
     for row in range(16):
         damage(pool, f"00000{row:04d}")
     with pytest.raises(ValueError, match="rows of web/all in a row cannot be used"):
-        next(iter(Loader(blend_of(pool, all=1), settings(), model())))
+        next(iter(RunLoader(blend_of(pool, all=1), settings(), model())))
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -273,7 +275,7 @@ def test_a_tar_that_cannot_be_read_ends_the_run_by_name(make_pool, tmp_path, thr
     pool = make_pool(tmp_path / "pool")
     os.remove(tmp_path / "pool/shards/00001.tar")
     with pytest.raises(ValueError, match=r"00001\.tar cannot be read at step 0"):
-        list(Loader(blend_of(pool, all=1), settings(threads=threads), model()))
+        list(RunLoader(blend_of(pool, all=1), settings(threads=threads), model()))
 
 
 # --- what is refused before the first step
@@ -281,11 +283,11 @@ def test_a_tar_that_cannot_be_read_ends_the_run_by_name(make_pool, tmp_path, thr
 
 def test_too_many_repeats_are_refused(tiny_pool):
     blend = dataclasses.replace(blend_of(tiny_pool, half=1), max_repeats=2)
-    assert len(Loader(blend, settings(samples_seen=48), model())) == 3
+    assert len(RunLoader(blend, settings(samples_seen=48), model())) == 3
     with pytest.raises(
         ValueError, match=r"web/half would be repeated 5\.3 times .* at most 48 samples"
     ):
-        Loader(blend, settings(samples_seen=128), model())
+        RunLoader(blend, settings(samples_seen=128), model())
 
 
 # --------------------------------------------------------------------------------------------------

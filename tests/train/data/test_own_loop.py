@@ -79,13 +79,13 @@ def test_the_batches_are_those_that_a_run_trains_on(
 ):
     seen = []
 
-    class Noted(loader_module.Loader):
+    class Noted(loader_module.RunLoader):
         def batches(self, *numbers):
             for batch in super().batches(*numbers):
                 seen.append(batch)
                 yield batch
 
-    monkeypatch.setattr(loop, "Loader", Noted)
+    monkeypatch.setattr(loop, "RunLoader", Noted)
     path = tmp_path / "blend.json"
     blend = Blend(
         name="b", pools={"web": tiny_pool}, views={"web/all": 2.0, "web/half": 1.0}, seed=5

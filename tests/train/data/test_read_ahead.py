@@ -13,7 +13,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config
 from clipmill.train.data import read_ahead, view_rows
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.read_ahead import ReadAhead
 from clipmill.train.data.view_rows import ReadFailed
 from clipmill.train.store import PartCache
@@ -45,7 +45,7 @@ def loader_of(pool, steps=12, threads=2, batch_size=16, view="all", **changes):
         **changes,
     )
     blend = Blend(name="test", pools={"web": pool}, views={f"web/{view}": 1.0})
-    return Loader(blend, config, model_config(config))
+    return RunLoader(blend, config, model_config(config))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from clipmill.manifests.schema import Blend, TarStream
 from clipmill.train.config import model_config
 from clipmill.train.data import tar_streams, view_rows
 from clipmill.train.data.damage import StageTimes
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.tar_streams import (
     LISTED,
     BrokenSource,
@@ -321,7 +321,7 @@ def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named():
 
 def loader_of(streams, rank=0, world=1, **changes):
     config = config_of(**{"samples_seen": 24, "warmup": 1, "threads": 2, **changes})
-    return Loader(Blend(name="b", streams=streams), config, model_config(config), rank, world)
+    return RunLoader(Blend(name="b", streams=streams), config, model_config(config), rank, world)
 
 
 def batches_of(loader):

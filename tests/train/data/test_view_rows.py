@@ -25,7 +25,7 @@ from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.schema import Balance, Blend
 from clipmill.train.data import view_rows
-from clipmill.train.data.loader import Loader
+from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.view_rows import (
     ReadFailed,
     ViewChances,
@@ -350,7 +350,7 @@ def test_a_batch_of_a_blend_holds_no_uid_twice(tiny_pool, tmp_path, copied):
 
     def batches(distinct):
         blend = Blend(name="b", pools=pools, views=views, distinct=distinct)
-        loader = Loader(blend, settings(samples_seen=16 * 20), model())
+        loader = RunLoader(blend, settings(samples_seen=16 * 20), model())
         return [[key.partition(":")[2] for key in batch.keys] for batch in loader]
 
     assert any(len(set(keys)) < 16 for keys in batches(None))
@@ -360,7 +360,7 @@ def test_a_batch_of_a_blend_holds_no_uid_twice(tiny_pool, tmp_path, copied):
 def test_captions_are_kept_apart_by_their_column(tiny_pool):
     views, pools = {"web/all": 1.0}, {"web": tiny_pool}
     blend = Blend(name="b", pools=pools, views=views, distinct="caption")
-    loader = Loader(blend, settings(batch_size=8, samples_seen=8 * 40, lanes=4), model())
+    loader = RunLoader(blend, settings(batch_size=8, samples_seen=8 * 40, lanes=4), model())
     for batch in loader:
         captions = {tuple(tokens) for tokens in batch.tokens_BT.tolist()}
         assert len(captions) == 8  # of 12 different ones
@@ -416,7 +416,7 @@ def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool):
     blend = balanced_blend(
         counted_pool, balance={"web/all": Balance(column="entry_count", limit=100)}
     )
-    loader = Loader(blend, settings(samples_seen=8 * 150, batch_size=8, lanes=2), model())
+    loader = RunLoader(blend, settings(samples_seen=8 * 150, batch_size=8, lanes=2), model())
     seen = Counter(key for batch in loader for key in batch.keys)
     rare = sum(count for key, count in seen.items() if int(key[-4:]) % 2 == 0)
     assert abs(rare / 1200 - 1 / 1.1) < 0.04
@@ -427,7 +427,7 @@ def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool):
 
 def test_captions_come_from_the_columns_by_their_shares(counted_pool):
     blend = balanced_blend(counted_pool, captions={"web/all": {"caption": 0.25, "synthetic": 0.75}})
-    loader = Loader(blend, settings(samples_seen=8 * 32, batch_size=8, lanes=2), model())
+    loader = RunLoader(blend, settings(samples_seen=8 * 32, batch_size=8, lanes=2), model())
     tokens = Tokens()
     tokens.setup()
     kinds: Counter[str] = Counter()
@@ -443,7 +443,7 @@ def test_captions_come_from_the_columns_by_their_shares(counted_pool):
     assert damaged > 0
     wrong = balanced_blend(counted_pool, captions={"web/all": {"entry_count": 1}})
     with pytest.raises(ValueError, match="name 'entry_count', which is no column of text"):
-        list(Loader(wrong, settings(), model()))
+        list(RunLoader(wrong, settings(), model()))
 
 
 # --------------------------------------------------------------------------------------------------

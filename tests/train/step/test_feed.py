@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clipmill.train.config import configure
-from clipmill.train.data.loader import Batch
+from clipmill.train.data.loader import RunBatch
 from clipmill.train.step import accumulate, feed
 from clipmill.train.step.feed import DeviceImages, Feed
 from tests.support.streams import FakeStreams, Race
@@ -24,10 +24,10 @@ def config(**changes):
 def batch(step=0, rows=8):
     length_B = torch.arange(3, 3 + rows)
     tokens_BT = torch.where(torch.arange(16) < length_B[:, None], torch.arange(1, 17), 0)
-    known = {field.name: 0 for field in dataclasses.fields(Batch)}
+    known = {field.name: 0 for field in dataclasses.fields(RunBatch)}
     image_BHWC = torch.arange(rows, dtype=torch.uint8)[:, None, None, None].expand(rows, 4, 4, 3)
     given = {"step": step, "image_BHWC": image_BHWC, "tokens_BT": tokens_BT, "length_B": length_B}
-    return Batch(**{**known, **given})
+    return RunBatch(**{**known, **given})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from clipmill.manifests.records import DamagedSamples
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, configure, model_config
 from clipmill.train.data.damage import DamagedSample
-from clipmill.train.data.loader import Batch, Loader
+from clipmill.train.data.loader import RunBatch, RunLoader
 from clipmill.train.formats.model_files import weights_sha256
 from clipmill.train.formats.open_clip_files import save_export
 from clipmill.train.identity import INCIDENTAL, check_same_run, deciding_settings, view_hashes
@@ -57,7 +57,7 @@ def late(monkeypatch):
 
 def prepared(blend, config, out):
     ranks = process_group.init_distributed("cpu")
-    loader = Loader(blend, config, model_config(config))
+    loader = RunLoader(blend, config, model_config(config))
     return loop.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
 
 
@@ -171,7 +171,7 @@ def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(
     state = prepared(blend, config, str(tmp_path))
     device = torch.device("cpu")
     state.ranks = Ranks(rank=rank, world=world, device=device, owns_group=False)
-    state.loader = Loader(blend, config, model_config(config), rank, world)
+    state.loader = RunLoader(blend, config, model_config(config), rank, world)
     rows = []
     monkeypatch.setattr(
         type(state.model), "reseed", lambda _, seed, step, row_B: rows.append(row_B.tolist())
@@ -221,7 +221,7 @@ def test_a_checkpoint_is_due_by_time(monkeypatch):
 def test_on_a_gpu_no_step_synchronises(blend, tmp_path, changes):
     config = configure({**SETTINGS, **changes, "device": "cuda", "threads": 1})
     ranks = process_group.init_distributed("cuda")
-    loader = Loader(blend, config, model_config(config))
+    loader = RunLoader(blend, config, model_config(config))
     state = loop.prepare(config, str(tmp_path), ranks, loader, run_identity(blend, config, loader))
     runner, batches = runner_of(state), ready_batches(state, 3)
     assert runner.late
@@ -349,7 +349,7 @@ ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 @pytest.fixture
 def batch():
-    known = {field.name for field in dataclasses.fields(Batch)}
+    known = {field.name for field in dataclasses.fields(RunBatch)}
     values = {
         "step": 6,
         "image_BHWC": torch.zeros(2, 4, 4, 3, dtype=torch.uint8),
@@ -357,7 +357,7 @@ def batch():
         "length_B": torch.ones(2, dtype=torch.int64),
         "keys": ("p/all:000010003", "p/all:000020001"),
     }
-    return Batch(**{name: values.get(name, 0) for name in known})
+    return RunBatch(**{name: values.get(name, 0) for name in known})
 
 
 def report(tmp_path, batch, features, model=None):
