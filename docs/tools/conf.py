@@ -13,10 +13,14 @@ for name in clipmill.__all__:  # autodoc looks only for what a module has alread
 
 project = "clipmill"
 author = "the authors of clipmill"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]  # myst_nb has myst_parser
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "index"
 exclude_patterns = ["tools/**"]
+nb_execution_mode = "force"  # a notebook is stored without outputs, and what a page shows is true
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = -1  # a busy machine
 myst_heading_anchors = 4  # the anchor in [text](page.md#heading) must exist
 highlight_language = "text"  # the language of a block is written, not guessed
 nitpicky = True

@@ -29,6 +29,10 @@ def test_the_site_is_built_without_problems(tmp_path: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         if "tools" not in path.parts:
             assert str(path.relative_to(ROOT / "docs").with_suffix(".html")) in pages
+    notebook = (out / "notebook.html").read_text()  # what its cells gave in a kernel
+    assert re.search(r"Pool\(.{1,20}pool.{1,20}\): 60 rows, 60 stored", notebook)
+    assert notebook.count("<svg") > 1
+    assert "<svg" not in (ROOT / "docs/notebook.ipynb").read_text()
     # Every block of commands gets its button from a script of the site.
     for name in ("index.html", "start/img2dataset.html"):
         assert re.search(r"<script[^>]+_static/copy\.js", (out / name).read_text())
