@@ -21,9 +21,12 @@ EPOCHS, SAVE_EVERY = 2, 2
 class Clip(lightning.LightningModule):  # type: ignore[misc]  # where it is not installed
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.model, self.loss = open_clip.create_model(name, output_dict=True), ClipLoss()
+        self.model: Any = open_clip.create_model(name, output_dict=True)
+        self.loss = ClipLoss()
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         image = batch.image.to(device).permute(0, 3, 1, 2).float() / 127.5 - 1
         return image, batch.tokens.to(device)
 

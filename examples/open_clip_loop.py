@@ -11,15 +11,14 @@ from typing import Any
 
 import open_clip
 import torch
-from open_clip.loss import ClipLoss
 from open_clip_train.train import train_one_epoch
 
 import clipmill
 
 EPOCHS, SAVE_EVERY = 2, 2
 OFF = ("distill", "horovod", "wandb", "log_local", "save_logs", "rank", "local_rank")
-ARGS = {"device": "cpu", "precision": "fp32", "accum_freq": 1, "grad_clip_norm": None}
-ARGS |= {"skip_scheduler": True, "log_every_n_steps": 1, "world_size": 1} | dict.fromkeys(OFF, 0)
+settings = {"device": "cpu", "precision": "fp32", "accum_freq": 1, "grad_clip_norm": None}
+settings |= {"skip_scheduler": 1, "log_every_n_steps": 1, "world_size": 1} | dict.fromkeys(OFF, 0)
 
 
 class Data:
@@ -43,16 +42,18 @@ class Data:
 
 def main(view: str, out: str, name: str, size: int) -> None:
     torch.manual_seed(0)
-    model, preprocess, _ = open_clip.create_model_and_transforms(name, output_dict=True)
+    made: Any = open_clip.create_model_and_transforms(name, output_dict=True)
+    model, preprocess, _ = made
     tokenizer, path = open_clip.get_tokenizer(name), os.path.join(out, "checkpoint.pt")
     loader = clipmill.Loader(view, batch_size=size, transform=preprocess, tokenizer=tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    data, args = Data(path, loader, size, model=model, optimizer=optimizer), Namespace(**ARGS)
+    data, args = Data(path, loader, size, model=model, optimizer=optimizer), Namespace(**settings)
     args.batch_size = size
     for key, state in (torch.load(path) if os.path.exists(path) else {}).items():
         data.parts[key].load_state_dict(state)
+    train: Any = train_one_epoch
     for epoch in range(loader.step // len(loader), EPOCHS):
-        train_one_epoch(model, {"train": data}, ClipLoss(), epoch, optimizer, *[None] * 3, args)
+        train(model, {"train": data}, open_clip.ClipLoss(), epoch, optimizer, *[None] * 3, args)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 examples/pytorch_loop.py out/pool/basic OUT ViT-B-32
 
 import os
 import sys
+from typing import Any
 
 import open_clip
 import torch
@@ -21,7 +22,7 @@ def main(view: str, out: str, name: str, batch_size: int) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = open_clip.create_model(name, output_dict=True)
+    model: Any = open_clip.create_model(name, output_dict=True)
     size, context = model.visual.image_size[0], model.context_length
     loader = clipmill.Loader(
         view,

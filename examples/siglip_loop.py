@@ -5,6 +5,7 @@ python examples/siglip_loop.py out/pool/basic OUT ViT-B-16-SigLIP 256
 
 import os
 import sys
+from typing import Any
 
 import open_clip
 import torch
@@ -18,7 +19,7 @@ EPOCHS, SAVE_EVERY = 2, 2
 
 def main(view: str, out: str, name: str, batch_size: int) -> None:
     torch.manual_seed(0)
-    model = open_clip.create_model(name, init_logit_bias=-10, output_dict=True)
+    model: Any = open_clip.create_model(name, init_logit_bias=-10, output_dict=True)
     transform = v2.Compose(
         [
             v2.ToImage(),
