@@ -158,6 +158,22 @@ def test_pandas_polars_and_duckdb_take_a_table(pool: clipmill.Pool) -> None:
     assert polars.from_arrow(rows)["original_width"].max() == widest
 
 
+def test_datasets_takes_a_table_and_the_images(pool: clipmill.Pool, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = pool.table(["uid", "caption_words"], view="wide")
+    made = datasets.Dataset(rows)
+    assert made.features["caption_words"].dtype == "int32"
+    assert made[:] == rows.to_pydict()
+    pairs = datasets.Dataset.from_generator(
+        lambda: ({**row, "image": {"bytes": data}} for row, data in pool.images("wide", ["uid"])),
+        cache_dir=str(tmp_path),
+    )
+    shown = pairs.cast_column("image", datasets.Image())
+    assert shown["uid"] == rows["uid"].to_pylist()
+    assert [one["bytes"] for one in pairs["image"]] == [data for _, data in pool.images("wide")]
+    assert all(image.width > 1 for image in shown["image"])
+
+
 def test_images_are_the_bytes_of_the_tar(pool: clipmill.Pool, folder: str) -> None:
     expected = kept_samples(folder)
     seen = {row["uid"]: data for row, data in pool.images("wide", ["uid"])}
