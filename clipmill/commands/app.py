@@ -13,14 +13,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 from clipmill.manifests import console, installation
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 FIRST = Group("Data to verdict", sort_key=1)
 POOLS = Group("Pools", sort_key=2)
@@ -131,6 +133,31 @@ def wholes(kind: object, tokens: Sequence[Token]) -> list[int]:
 
 
 Whole = Parameter(converter=whole)
+
+
+def documented_by(function: Callable[..., Any]) -> Callable[[Function], Function]:
+    """A decorator: what the docstring of a command leaves out is that of the library's function
+    which it calls. These are the lines before `Args:`, and the arguments that have the same name.
+    """
+
+    def complete(command: Function) -> Function:
+        own_text, own = _docstring_parts(command)
+        text, arguments = _docstring_parts(function)
+        meanings = {**arguments, **own}
+        names = [name for name in inspect.signature(command).parameters if name in meanings]
+        lines = [f"    {name}: {meanings[name]}" for name in names]
+        command.__doc__ = "\n".join([own_text or text, "", "Args:", *lines])
+        return command
+
+    return complete
+
+
+def _docstring_parts(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The lines of a docstring before `Args:`, and {argument: meaning, in one line}."""
+    text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")
+    block = re.split(r"\n(?=\S)", rest)[0]  # before `Raises:`
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", block, re.M)
+    return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def make_app(name: str, example: str, statuses: Mapping[int, str]) -> App:

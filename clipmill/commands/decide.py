@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from clipmill.commands.app import MORE, Json, Words, make_app, print_json
+from clipmill.commands.app import MORE, Json, Words, documented_by, make_app, print_json
 from clipmill.library import answers
 from clipmill.manifests import console, disk
 from clipmill.manifests.web_page import MARK, pages_beside
@@ -35,6 +35,7 @@ Column = Parameter(group=MORE)
 
 
 @DECIDE.default
+@documented_by(answers.decide)
 def decide_results(
     results: str, /, *more: str, baseline: str | None = None, task: str | None = None,
     metric: str | None = None, lower_is_better: Annotated[list[str] | None, Words] = None,
@@ -56,37 +57,10 @@ def decide_results(
     fail_on: Annotated[list[str] | None, Words] = None, page: str | None = None,
     as_json: Json = False
 ) -> int:  # fmt: skip
-    """Compare the arms of a table of results with its baseline: intervals that hold for all arms
-    together, the smallest visible difference, what more would cost, and plain refusals.
-
+    """
     Args:
         results: A file or a folder.
-        more: Further ones.
-        baseline: The arm to compare with (default: one named raw, baseline …, or the first).
-        task: The task that decides (default: the average, or the only task).
-        metric: The metric of every task.
-        lower_is_better: Metrics or tasks of which less is better, where names do not say it.
-        higher_is_better: Metrics or tasks of which more is better.
-        without: Tasks to leave out.
         where: COLUMN=VALUE of the rows that count; values of one column are alternatives.
-        effect: How many seeds this difference needs, in the unit of the values.
-        equivalence: Differences inside ± this are practically equal.
-        noise: The standard deviation of one run, as published, for arms with one run.
-        pattern: A regular expression with groups arm, arm2, seed, scale, task on the arms' names.
-        table: Which table or sheet of a file that has several: a number or a name.
-        arm: The columns that name an arm together; `columns`: each column of numbers is an arm;
-            `file`: each file is one.
-        seed: The columns that tell the runs of an arm apart.
-        block: The columns that cross the arms, such as a learning rate: pairs are inside of a
-        block.
-        task_column: The columns that name the task together.
-        metric_column: The column of the metric.
-        value: The columns of the values.
-        scale: The column of the scale, such as samples seen: compares at each value.
-        last: The column of steps or epochs: the last row of each run counts.
-        samples: The column of the number of test samples.
-        runs: Of how many runs each mean is, where rows are means with a spread: a number, or the
-            column that counts them.
         spread: What the spreads beside means are: the standard deviation of the runs, the standard
             error of the mean, or half of its 95 % interval.
         unit: METRIC=share, percent or none, where the values do not say it.
@@ -156,6 +130,7 @@ them), or Olmix's ratios.csv beside its metrics.csv: a row for each run, a colum
 
 
 @MIX.default
+@documented_by(answers.mix)
 def mix(
     runs: str, metrics: str | None = None, /, *, target: Annotated[list[str] | None, Words] = None,
     lower_is_better: Annotated[list[str] | None, Words] = None,
@@ -169,12 +144,7 @@ def mix(
     Args:
         runs: The folder of an ablation, or the shares of each run.
         metrics: The metrics of each run, where RUNS is a table.
-        target: The metric of the ablation's primary task; of tables, metrics whose mean counts
-            (default: its deciding metric; all of them).
-        lower_is_better: Of tables: metrics of which less is better, beside those named loss, bpb …
-        higher_is_better: Of tables: metrics of which more is better.
         samples_seen: Samples of the run that the blend is for.
-        max_repeats: No source is repeated more often than this in that run.
         rows: Of tables: SOURCE=ROWS, what each source holds; tokens, where samples are tokens.
         to: The folder for the blend and its confirming ablation.
     """

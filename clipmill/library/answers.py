@@ -196,7 +196,8 @@ def decide(
         arm: The columns that name an arm together; `columns`: each column of numbers is an arm;
             `file`: each file is one.
         seed: The columns that tell the runs of an arm apart.
-        block: The columns that cross the arms, such as a learning rate.
+        block: The columns that cross the arms, such as a learning rate: pairs are inside of a
+            block.
         task_column: The columns that name the task together.
         metric_column: The column of the metric.
         value: The columns of the values.
