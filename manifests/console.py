@@ -188,6 +188,15 @@ def is_guest() -> bool:
     return _is_guest
 
 
+def in_notebook() -> bool:
+    """Whether what is printed goes into the cell of a notebook; Rich knows their kinds."""
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
+
+
 def stop_signals() -> list[signal.Signals]:
     """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -180,6 +180,12 @@ def is_embedded() -> bool:
     return _embedded_folder is not None
 
 
+def is_connected() -> bool:
+    """Whether this process runs on any Ray, by whoever started it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def is_one_machine() -> bool:
     """Whether Ray has this machine only and cannot grow: this process embeds it, or joins a Ray
     that another command embeds.
@@ -214,3 +220,10 @@ def disconnect() -> None:
     atexit.unregister(disconnect)
     shutil.rmtree(_embedded_folder, ignore_errors=True)
     _embedded_folder = None
+
+
+def leave() -> None:
+    """As `disconnect`; this process also leaves a cluster that it has joined."""
+    disconnect()
+    if is_connected():
+        sys.modules["ray"].shutdown()

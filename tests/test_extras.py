@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 PACKAGES = ("clipmill", "manifests", "filters", "pipeline", "train", "verdict", "study", "examples")
 # Imported where a run asks for it, or by the example for those who have it; not part of this
 # interpreter.
-OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn", "lightning"}
+OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn", "lightning", "IPython"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts, faces, onnx and stream by way of test
 INSTALLED = {"build", "train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, MutuallyExclusive
 
-from clipmill.commands.app import MORE, Json, Whole, Words, main, make_app, print_json
+from clipmill.commands.app import MORE, Json, Whole, Words, documented_by, make_app, print_json
 from clipmill.library import training
 from clipmill.manifests import console, disk, reader
-from clipmill.manifests.folder_lock import FolderInUse
 from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.records import RunRecord
 from clipmill.manifests.schema import TaskSpec
@@ -27,10 +26,8 @@ from clipmill.train.config import (
     configure,
     format_settings,
 )
-from clipmill.train.data.view_rows import ReadFailed
 from clipmill.train.formats import model_files
 from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
-from clipmill.train.trainer.loop import NonFinite
 from clipmill.train.trainer.open_clip_line import Translation, translate
 
 logger = logging.getLogger("clipmill.commands.train")
@@ -66,6 +63,7 @@ START = Group("How it starts", validator=MutuallyExclusive(), sort_key=8)
 
 
 @TRAIN.default
+@documented_by(training.train_model)
 def train_run(
     blend: Annotated[str | None, Parameter(group=DATA)] = None,
     /,
@@ -90,22 +88,18 @@ def train_run(
     By default a run is saved every 15 minutes, at its end, and when SIGTERM or Ctrl-C stops it.
 
     Args:
-        blend: BLEND.yaml, or the blend.json of another run.
         mix: A blend without a file: POOL/VIEW=WEIGHT …; RUN/blend.json has it afterwards.
         stream: Tars, URLs or pipe:COMMAND that are read while the run trains; it cannot be resumed.
         from_open_clip: A command line of open_clip's training, in quotes; BLEND, --mix or --stream
             beside it takes the place of its data. It is translated, and what changes is said.
-        out: The folder of the run; an interrupted run is resumed.
         preset: Settings to start from; --list-settings names them.
         changes: Change settings: KEY=VALUE …; checkpoint_every=N saves every N steps.
         seed: Of --mix and --stream: what is drawn when.
         ranks: Processes on this machine; torchrun starts its own (default: 1).
         plan: Print what would be drawn, and end.
         list_settings: Print all presets and settings with their meaning, and end.
-        ray: Ranks are workers of Ray Train, anywhere on the cluster.
         resume: auto goes on from the newest checkpoint, or begins where there is none;
             required ends with status 2 (default: auto).
-        restart: Start again instead of resuming.
     """
     if list_settings:
         console.show(*format_settings().split("\n"), "", f"presets: {', '.join(PRESETS)}")
@@ -129,34 +123,21 @@ def train_run(
         settings=training.settings_of(changes),
         ranks=1 if ranks is None else ranks,
         resume="never" if restart else resume or "auto",
+        on_ray=ray,
     )
     if plan:
         console.show(*training.plan_of(options))
         return 0
-    return run(options, out, as_json, main if ray else None)
+    return run(options, out, as_json)
 
 
-def run(
-    options: training.RunOptions, out: str | None, as_json: bool, on_ray: training.Main | None
-) -> int:
+def run(options: training.RunOptions, out: str | None, as_json: bool) -> int:
     """Train. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
     rank = int(os.environ.get("RANK", "0"))
     is_there = out is not None and disk.exists(RunLayout(out).run_json)
-    config = options.config()  # a store that does not answer before the run began is no failed run
-    try:
-        record = training.train_with(options, config, out, on_ray)
-    except training.RanksEnded as error:
-        return error.status
-    except FolderInUse as error:  # its process may end without this run: a queue tries again
-        if rank == 0:
-            console.mistake(str(error))
-        return console.EXIT_SAVED
-    except (NonFinite, ReadFailed, OSError) as error:
-        # Paths, rights and a full disk are for `console.run_command`.
-        if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
-            raise
-        console.print_error(f"error: {error}")
-        return console.EXIT_INCOMPLETE
+    record = training.attempt(options, out)
+    if isinstance(record, int):
+        return record
     if rank == 0 and out is not None:
         log_end(out, record, is_there and options.resume != "never")
         print_json(record, as_json)
@@ -205,6 +186,7 @@ TASKS = Group("Tasks", validator=LimitedChoice(1, 1), sort_key=0)
 
 
 @EVALUATE.default
+@documented_by(training.evaluate_model)
 def evaluate(
     model: str,
     /,
@@ -216,17 +198,9 @@ def evaluate(
     device: Annotated[str, Parameter(group=MORE)] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Evaluate a model on tasks; one Parquet file per task, one row per sample. The training pools
-    of a run are searched for the tasks' images first.
-
+    """
     Args:
-        model: A run, an open_clip or Hugging Face folder, open_clip:NAME/TAG, or a file of weights
-            with its configuration beside it.
         task: Files with the name, kind, data … of a task each.
-        suite: Many tasks: those whose data is there are evaluated.
-        out: The folder of the predictions (default: eval/ inside the model's folder).
-        average_last: The mean of the weights of its last N checkpoints.
-        device: cpu or cuda (default: the best there is).
     """
     done = training.evaluate_model(
         model, tasks=task or (), suite=suite, out=out, average_last=average_last, device=device

@@ -65,13 +65,13 @@ def _as_before() -> Iterator[None]:
     variables, numbers = dict(os.environ), (random.getstate(), np.random.get_state())
     is_main = threading.current_thread() is threading.main_thread()
     signals = {each: signal.getsignal(each) for each in console.STOP_SIGNALS}
-    had_ray, of_torch = ray_runtime.is_embedded(), _state_of_torch()
+    had_ray, of_torch = ray_runtime.is_connected(), _state_of_torch()
     start_method = multiprocessing.get_start_method(allow_none=True)
     try:
         yield
     finally:
         if not had_ray:
-            ray_runtime.disconnect()  # does nothing to a Ray of the caller
+            ray_runtime.leave()
         for each, handler in signals.items() if is_main else ():
             signal.signal(each, handler)
         if dict(os.environ) != variables:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from clipmill.library.calls import guest
 from clipmill.manifests import console, disk, reader
-from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.folder_lock import FolderInUse, locked_folder
 from clipmill.manifests.layout import PoolLayout, RunLayout
 from clipmill.manifests.records import RunRecord, read_document
 from clipmill.manifests.schema import Blend, Suite, TaskSpec
@@ -25,13 +25,13 @@ from clipmill.train.data.blends import (
     stream_of,
 )
 from clipmill.train.data.loader import RunLoader
+from clipmill.train.data.view_rows import ReadFailed
 from clipmill.train.evaluation.suite import SuiteResults
 from clipmill.train.formats import model_files
 from clipmill.train.parallel import process_group, ray_train
 from clipmill.train.trainer import loop
 
 USED = "images: %s; captions: tokenizer %s"
-Main = Callable[[Sequence[str]], int]  # of a command line: its exit status
 logger = logging.getLogger("clipmill.library.train")
 
 
@@ -45,13 +45,15 @@ class RanksEnded(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run is asked for. settings: by name, over those of the preset."""
+    """What a run is asked for. settings: by name, over those of the preset. on_ray: ranks are
+    workers of Ray Train."""
 
     blend: Blend
     preset: str | None
     settings: Mapping[str, Any]
     ranks: int
     resume: Literal["auto", "required", "never"]
+    on_ray: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -94,7 +96,7 @@ def train_model(
     blend: str | os.PathLike[str] | None = None, /, *, mix: Mapping[str, float] | None = None,
     stream: Sequence[str] | None = None, out: str | os.PathLike[str], preset: str | None = None,
     settings: Mapping[str, Any] | None = None, seed: int | None = None, ranks: int = 1,
-    resume: Literal["auto", "required"] = "auto", restart: bool = False
+    ray: bool = False, resume: Literal["auto", "required"] = "auto", restart: bool = False
 ) -> RunRecord:  # fmt: skip
     """Train a CLIP on a blend of views; the same call resumes an interrupted run. Ctrl-C saves the
     run and raises KeyboardInterrupt.
@@ -108,6 +110,7 @@ def train_model(
         settings: {name: value} over those of the preset, such as {"lr": 5e-4}.
         seed: Of `mix` and `stream`: what is drawn when.
         ranks: Processes on this machine. Of more than one each is a process of its own.
+        ray: Ranks are workers of Ray Train, anywhere on the cluster.
         resume: auto goes on from the newest checkpoint, or begins where there is none; required is
             an error where there is none.
         restart: Start again instead of resuming.
@@ -131,30 +134,70 @@ def train_model(
             settings=plain_changes(settings or {}),
             ranks=ranks,
             resume="never" if restart else resume,
+            on_ray=ray,
         )
         return train_with(options, options.config(), os.fspath(out))
 
 
-def train_with(
-    options: RunOptions, config: TrainConfig, out: str | None, on_ray: Main | None = None
-) -> RunRecord:
-    """Train in a folder, here or as several ranks; config: that of the options. on_ray: what the
-    words of each start there where they are workers of Ray Train. RanksEnded where these did not
-    end well.
+def train_with(options: RunOptions, config: TrainConfig, out: str | None) -> RunRecord:
+    """Train in a folder, here or as several ranks; config: that of the options. RanksEnded where
+    these did not end well.
     """
     if out is None:
         raise ValueError("--out is missing: the folder of the run")
     out = disk.output_folder(out)
     if is_pool(out):
         raise ValueError(f"--out {out} is a pool; choose a folder for the run beside it")
-    if options.ranks == 1 and on_ray is None:
+    if options.ranks == 1 and not options.on_ray:
         return loop.train(options.blend, config, out, resume=options.resume)
-    if status := start_ranks(options, config, out, on_ray):
+    if status := start_ranks(options, config, out):
         raise RanksEnded(status)
     return read_document(RunLayout(out).run_json, RunRecord)
 
 
-def start_ranks(options: RunOptions, config: TrainConfig, out: str, on_ray: Main | None) -> int:
+def attempt(options: RunOptions, out: str | None) -> RunRecord | int:
+    """As `train_with` for a process that is the run's own: the record, or the exit status of a run
+    that did not end well, after its line is printed.
+    """
+    config = options.config()  # a store that does not answer before the run began is no failed run
+    try:
+        return train_with(options, config, out)
+    except RanksEnded as error:
+        return error.status
+    except FolderInUse as error:  # its process may end without this run: a queue tries again
+        if int(os.environ.get("RANK", "0")) == 0:
+            console.mistake(str(error))
+        return console.EXIT_SAVED
+    except (loop.NonFinite, ReadFailed, OSError) as error:
+        # Paths, rights and a full disk are for `console.run_command`.
+        if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
+            raise
+        console.print_error(f"error: {error}")
+        return console.EXIT_INCOMPLETE
+
+
+def train_on_ray(request: Sequence[str]) -> int:
+    """Train as the rank that a worker of Ray Train is; the exit status. request: the JSON of
+    `start_ranks`.
+    """
+    rank, asked = int(os.environ.get("RANK", "0")), json.loads(request[0])
+    console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
+
+    def train() -> int:
+        options = RunOptions(
+            blend=read_blend(asked["blend"]),
+            preset=asked["preset"],
+            settings=asked["settings"],
+            ranks=1,
+            resume=asked["resume"],
+        )
+        record = attempt(options, asked["out"])
+        return record if isinstance(record, int) else 0
+
+    return console.run_command(train)
+
+
+def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
     """The same run as several processes on this machine, or on Ray's. Returns their exit status."""
     # Mistakes are found here once, and not by every rank.
     ranks = check_layout(config, options.ranks)
@@ -165,6 +208,15 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str, on_ray: Main
         model_files.initial_weights(config.init, model_config(config))
     with locked_folder(layout.lock, "clipmill train", wait_s=loop.LOCK_WAIT_S):
         disk.write_json(layout.blend_json, options.blend.document())
+    if options.on_ray:
+        request = {
+            "blend": layout.blend_json,
+            "out": out,
+            "preset": options.preset,
+            "settings": options.settings,
+            "resume": options.resume,
+        }
+        return _known(ray_train.start(train_on_ray, [json.dumps(request)], out, options.ranks))
     words = ["train", layout.blend_json, "--out", out]
     words += ["--preset", options.preset] if options.preset else []
     changes = []
@@ -172,10 +224,11 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str, on_ray: Main
         changes.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
     words += ["--set", *changes] if changes else []
     words += ["--restart"] if options.resume == "never" else ["--resume", options.resume]
-    if on_ray is not None:
-        status = ray_train.start(on_ray, words, out, options.ranks)
-    else:
-        status = process_group.launch_ranks(console.program(words), options.ranks)
+    return _known(process_group.launch_ranks(console.program(words), options.ranks))
+
+
+def _known(status: int) -> int:
+    """An exit status that a command ends with."""
     known = status in (0, console.EXIT_MISTAKE, console.EXIT_SAVED) or status > 128
     return status if known else console.EXIT_INCOMPLETE
 

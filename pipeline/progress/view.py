@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import logging
 import os
 import shlex
@@ -105,7 +106,7 @@ def read_state(pool: str) -> CommandState | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Where the state of a command is shown: bars on a terminal, log lines elsewhere.
+# Where the state of a command is shown: bars on a terminal and in a notebook, log lines elsewhere.
 #
 # A screen may raise whatever its stream raises; `View` keeps that from the command.
 
@@ -113,6 +114,7 @@ def read_state(pool: str) -> CommandState | None:
 LINE_EVERY_S = 10.0
 SHOWN_STAGES = 12
 SHOWN_REASONS, SHOWN_HOSTS = 8, 5
+CELL_WIDTH = 110  # characters of a line in a notebook
 logger = logging.getLogger("clipmill.pipeline.progress")
 
 
@@ -172,16 +174,21 @@ class Bars(LogLines):
         )
         self._progress = OwnProgress(
             *columns,
-            console=OwnConsole(file=stream, highlight=False, emoji=False),
+            console=OwnConsole(file=stream, highlight=False, emoji=False, force_jupyter=False),
             auto_refresh=False,
             redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
 
     def show(self, state: CommandState) -> None:
         """Draw the state."""
-        progress = self._progress
-        if not progress.live.is_started:
+        if not self._progress.live.is_started:
             self._open()
+        self._update(state)
+        self._progress.refresh()
+
+    def _update(self, state: CommandState) -> None:
+        """Take the state over into the bars and the lines below them."""
+        progress = self._progress
         shown = {stage.number: stage for stage in state.stages[-SHOWN_STAGES:]}
         for number in self._tasks.keys() - shown.keys():
             progress.remove_task(self._tasks.pop(number))
@@ -198,7 +205,6 @@ class Bars(LogLines):
         if state.current is not None:
             details = _details(state.current, SHOWN_REASONS, SHOWN_HOSTS)
             self._lines += [printable(each) for each in details]
-        progress.refresh()
 
     def stage_ended(self, stage: StageState) -> None:
         """Its bar shows it."""
@@ -221,8 +227,39 @@ class Bars(LogLines):
                 handler.setStream(sys.stderr)
 
 
+class Cell(Bars):
+    """The same bars in the cell of a notebook, as one output that is drawn anew; of what ends at
+    once there is none. IPython is enough for it: Rich's own bars in Jupyter need ipywidgets."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self._progress.console.width = CELL_WIDTH
+        self._output: Any = None
+
+    def show(self, state: CommandState) -> None:
+        """Draw the state."""
+        from IPython.display import display
+
+        if self._output is None and time.time() - state.started < SHOW_EVERY_S:
+            return
+        self._update(state)
+        del self._lines[0]  # the words of the kernel
+        with self._progress.console.capture() as capture:
+            self._progress.console.print(*self._progress.get_renderables())
+        text = {"text/plain": capture.get()}
+        if self._output is None:
+            self._output = display(text, raw=True, display_id=True)
+        else:
+            self._output.update(text, raw=True)
+
+    def close(self) -> None:
+        """The last bars stay."""
+
+
 def screen_for(stream: IO[str] | None) -> LogLines:
-    """Bars where the stream is a terminal that can draw them, else log lines."""
+    """Bars in a notebook, and where the stream is a terminal that can draw them, else log lines."""
+    if console.in_notebook():
+        return Cell()
     with contextlib.suppress(ValueError, OSError):  # ValueError: it is closed
         if stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             return Bars(stream)

@@ -23,10 +23,13 @@ import yaml
 import clipmill
 from clipmill.library import calls
 from clipmill.manifests import console, disk, waits
+from clipmill.train.parallel import ray_train
 from clipmill.train.trainer import loop
 from tests.support import commands
 from tests.support.ablations import TRAIN
+from tests.support.notebooks import fake_notebook
 
+ABLATION = "manifests/ablations/demo.yaml"
 SETTINGS = {**TRAIN, "samples_seen": 48, "log_every": 1}
 
 
@@ -139,6 +142,49 @@ def test_ctrl_c_saves_the_run_and_the_same_call_resumes_it(
 
 
 @pytest.mark.slow
+def test_workers_of_ray_train_the_run_that_was_asked_for(
+    tiny_pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cluster adds is tested in `test_run.py`: here a worker is this process."""
+    path, ended = blend_file(tmp_path, tiny_pool), []
+
+    def start(main: Any, request: Any, out: str, workers: int) -> int:
+        ended.append((out, workers, main(request)))
+        return int(ended[-1][2])
+
+    monkeypatch.setattr(ray_train, "start", start)
+    out, settings = tmp_path / "run", {**SETTINGS, "beta1": 0.8}
+    record = clipmill.train_model(path, out=out, preset="micro", settings=settings, ray=True)
+    assert ended == [(str(out), 1, 0)]
+    plain = tmp_path / "plain"
+    assert clipmill.train_model(path, out=plain, preset="micro", settings=settings) != record
+    file = "export/open_clip_model.safetensors"
+    assert (out / file).read_bytes() == (plain / file).read_bytes()
+    broken = {**settings, "lr": 1e30}
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        clipmill.train_model(path, out=tmp_path / "broken", settings=broken, ray=True)
+
+
+@pytest.mark.slow
+def test_in_a_notebook_a_run_is_one_bar(
+    tiny_pool: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_notebook(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    path = blend_file(tmp_path, tiny_pool)
+    with unchanged():
+        record = clipmill.train_model(path, out=tmp_path / "run", settings=SETTINGS)
+    shown = capsys.readouterr().err
+    assert sum("\r" in line for line in shown.split("\n")) <= 2  # a log line begins a new one
+    assert f" {record.steps}/{record.steps} " in shown.split("\r")[-1].split("\n")[0]
+    assert shown.count("\r") > record.steps
+    assert "step 1 of" not in shown
+
+
+@pytest.mark.slow
 def test_a_model_is_evaluated_and_an_ablation_run(
     tiny_pool: str, data: str, tmp_path: Path
 ) -> None:
@@ -179,6 +225,7 @@ def test_a_mistake_is_one_line_of_a_value_error(tiny_pool: str, tmp_path: Path) 
         (lambda: clipmill.evaluate_model(tmp_path, tasks="no.yaml"), "no.yaml"),
         (lambda: clipmill.build_pool(out=tmp_path), "give either a recipe or from_lock"),
         (lambda: clipmill.build_pool("no.yaml", out=tmp_path), "no.yaml"),
+        (lambda: clipmill.build_pool(ABLATION, out=tmp_path), "run it with: clipmill build"),
         (lambda: clipmill.run_ablation("no.yaml", out=tmp_path), "no.yaml"),
         (lambda: clipmill.run_ablation(path, out=tmp_path, scale="a", scales=["b"]), "--scale"),
     ):

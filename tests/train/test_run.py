@@ -365,10 +365,11 @@ ray.init(address="local", num_cpus=2, include_dashboard=False,
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
                                    "OMP_NUM_THREADS": "1"},
                       "py_executable": shlex.quote(sys.executable)})
-from clipmill.commands import app
-marker, main = sys.argv[3], app.main
+from clipmill.commands.app import main
+from clipmill.library import training
+marker, train = sys.argv[3], training.train_on_ray
 
-def main_of_worker(argv):
+def worker(request):
     import os, signal
     from clipmill.train.trainer.loop import StepRunner
     real = StepRunner.step
@@ -381,9 +382,9 @@ def main_of_worker(argv):
         real(runner, ready, waited)
 
     StepRunner.step = step
-    return main(argv)
+    return train(request)
 
-app.main = main_of_worker
+training.train_on_ray = worker
 raise SystemExit(main(["train", *sys.argv[4:]]))
 """
 

@@ -2,7 +2,7 @@
 here.
 
 Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then
-runs the `main` of `clipmill train`. Where a worker or a node is lost, Ray starts all workers again,
+calls `main`. Where a worker or a node is lost, Ray starts all workers again,
 and they resume from the newest checkpoint. Stop signals do not reach Ray's workers: what
 `checkpoint_every` says saves such a run.
 """
@@ -15,7 +15,6 @@ import logging
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,9 +111,7 @@ def start(
     ValueError where Ray Train is not installed, or no cluster is named by RAY_ADDRESS.
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    imported = sys.modules.get("ray")
-    joined = imported is not None and imported.is_initialized()
-    if not joined and not os.environ.get("RAY_ADDRESS"):
+    if not ray_runtime.is_connected() and not os.environ.get("RAY_ADDRESS"):
         raise ValueError(
             "--ray joins the cluster of a `ray job submit`, or of RAY_ADDRESS, and there is none;"
             " leave --ray out to train on this machine"

@@ -869,12 +869,13 @@ class Records:
             kept=state.log_lines,
             log_to=config.log_to,
         )
+        is_shown = False if console.in_notebook() else None  # None: where stderr is a terminal
         self.bar = tqdm(
             range(first, config.steps),
             initial=first,
             total=config.steps,
             unit="step",
-            disable=None if ranks.rank == 0 else True,
+            disable=is_shown if ranks.rank == 0 else True,
         )
 
     def finished(self, launched: LaunchedStep, numbers: StepNumbers) -> None:
@@ -896,6 +897,9 @@ class Records:
         self.bar.set_postfix_str(text)
         if self.bar.disable and state.ranks.rank == 0:
             logger.info("step %d of %d: %s", done, config.steps, text)
+        if done == config.steps:  # tqdm would count it when it is asked for the next one
+            self.bar.n = done
+            self.bar.close()
 
     def close(self) -> None:
         """Close TensorBoard and W&B."""

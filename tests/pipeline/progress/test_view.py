@@ -30,6 +30,7 @@ from clipmill.pipeline.progress.view import (
     write_state,
 )
 from tests.support.command_states import command_state, stage_state
+from tests.support.notebooks import fake_notebook
 from tests.support.terminals import terminal
 
 
@@ -162,6 +163,23 @@ def test_a_screen_that_blocks_does_not_hold_up_the_end(monkeypatch: pytest.Monke
         run_tickets(sleep=0.05)
     assert not ended.is_set()
     goes_on.set()
+
+
+def test_a_notebook_shows_one_output_that_is_drawn_anew(
+    fast: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outputs = fake_notebook(monkeypatch)
+    with shown_progress():
+        run_tickets(sleep=0.1)
+        run_tickets(count=2, sleep=0.1)
+    (output,) = outputs
+    assert len(output.texts) > 1
+    first, last = output.texts[0], output.texts[-1]
+    assert [line.split()[0] for line in last.splitlines()[:2]] == ["work", "work"]
+    assert "━" in last
+    assert "\x1b" not in last
+    assert len(first.splitlines()) < len(last.splitlines()) < 8
+    assert capfd.readouterr() == ("", "")
 
 
 def test_nested_views_are_one(tmp_path: Path, fast: None) -> None:
