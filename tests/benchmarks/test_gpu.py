@@ -16,13 +16,19 @@ from benchmarks import gpu, gpu_data
 def test_every_cell_of_a_small_model_ends_on_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded, packed and from shards, each with its profile."""
+    """Padded, packed and from shards, each with its profile, and open_clip's step beside them."""
+    pytest.importorskip("open_clip")
     monkeypatch.setattr(gpu_data, "ROWS", 8)
     out = tmp_path / "gpu.json"
-    words = ["--device", "cpu", "--models", "test", "--programs", "ours", "--batch", "8"]
+    words = ["--device", "cpu", "--models", "test", "--batch", "8"]
     words += ["--threads", "1", "--seconds", "0.05", "--repeats", "1", "--out", str(out)]
     assert gpu.main(words) == 0
-    cells = json.loads(out.read_text())["cells"]
+    written = json.loads(out.read_text())
+    cells = [cell for cell in written["cells"] if cell["program"] == "ours"]
+    (peer,) = (cell for cell in written["cells"] if cell["program"] == "open_clip")
+    assert (peer["state"], peer["batch"]) == ("measured", 8)
+    assert peer["samples_per_s"]["mean"] > 0
+    assert all(bar["measured"] > 0 for bar in written["bars"])
     kinds = [(cell["captions"], cell["data"], cell["state"], "why" in cell) for cell in cells]
     measured = ("measured", False)
     assert kinds == [(*kind, *measured) for kind in (
