@@ -51,7 +51,8 @@ BEYOND = {
 ORDER = {
     "manifests": [
         "text", "installation", "console", "waits", "tls", "columns", "schema", "clip_tokenizer",
-        "preprocess", "hub", "ray_runtime", "disk", "metrics", "content", "web_page", "hashes",
+        "preprocess", "hub", "ray_runtime", "telemetry", "disk", "metrics", "content", "web_page",
+        "hashes",
         "identity", "layout", "commits", "records", "aligned", "pool", "folder_lock", "reader",
         "__init__",
     ],

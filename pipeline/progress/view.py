@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from clipmill.manifests import console, disk, waits
+from clipmill.manifests import console, disk, telemetry, waits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.text import printable
 from clipmill.pipeline.progress.state import (
@@ -336,6 +336,10 @@ class View:
             stages=(*ended, *(counter.state() for counter in running)),
         )
 
+    def samples(self) -> Iterator[telemetry.Sample]:
+        """The command at this moment, for Prometheus."""
+        return samples_of(self.state(), self._pool or "")
+
     def close(self, phase: CommandPhase, message: str = "") -> None:
         """The command has ended: show and write its last state."""
         self._phase, self._message = phase, message[:MAX_MESSAGE]
@@ -387,6 +391,23 @@ class View:
             self._warned = True
 
 
+def samples_of(state: CommandState, pool: str) -> Iterator[telemetry.Sample]:
+    """The state of a command as Prometheus has it; of stages of one name the last."""
+    for stage in {stage.name: stage for stage in state.stages}.values():
+        labels = {"pool": pool, "stage": stage.name}
+        for name, count in (
+            ("all", stage.total), ("done", stage.done), ("failed", stage.failed),
+            ("running", stage.running),
+        ):  # fmt: skip
+            yield telemetry.Sample("clipmill_stage_tasks", count, labels | {"state": name})
+        for reason, count in {"stored": stage.stored, **stage.reasons}.items():
+            yield telemetry.Sample("clipmill_stage_rows_total", count, labels | {"outcome": reason})
+        yield telemetry.Sample("clipmill_stage_bytes_total", stage.bytes, labels)
+        yield telemetry.Sample("clipmill_stage_seconds", stage.seconds, labels)
+        if stage.left_s is not None:
+            yield telemetry.Sample("clipmill_stage_left_seconds", stage.left_s, labels)
+
+
 _current: View | None = None
 
 
@@ -421,7 +442,7 @@ def shown_progress(pool: str | None = None) -> Iterator[None]:
         return
     view = _current = View(pool, screen_for(sys.stderr))
     try:
-        with waits.watched(_look_at(view)):
+        with waits.watched(_look_at(view)), telemetry.exported(view.samples):
             yield
     except BaseException as error:
         _current = None

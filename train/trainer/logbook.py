@@ -6,17 +6,18 @@ line that a killed process left incomplete is dropped on resume.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from clipmill.manifests import disk
+from clipmill.manifests import disk, telemetry
 from clipmill.manifests.layout import RunLayout
 from clipmill.train.config import TrainConfig, trained_groups
 from clipmill.train.data.tar_streams import StreamDraws
@@ -69,6 +70,8 @@ class Logbook:
         self._lines = list(kept)
         self._file_is_current = False  # whether the file has exactly these lines
         self._sinks = [_sink(kind, self, first) for kind in log_to] if self._writes else []
+        if self._writes and telemetry.VARIABLE in os.environ:
+            self._sinks.append(_Telemetry(self))
         self._samples = first * config.batch_size
         self._clear()
 
@@ -113,7 +116,7 @@ class Logbook:
         return line
 
     def close(self) -> None:
-        """Close TensorBoard and W&B."""
+        """Close TensorBoard, W&B and what is exported."""
         for sink in self._sinks:
             sink.close()
 
@@ -240,6 +243,40 @@ class _Wandb:
     def close(self) -> None:
         """Flush and close."""
         self.run.finish()
+
+
+EXPORTED = {  # values of a line -> what they are called behind clipmill_run_
+    "step": "step",
+    "samples": "samples_total",
+    "loss": "loss",
+    "lr": "learning_rate",
+    "samples_per_s": "samples_per_second",
+    "wait_share": "wait_share",
+    "mfu": "mfu",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+
+
+class _Telemetry:
+    """The last line for Prometheus, see manifests/telemetry.py."""
+
+    def __init__(self, book: Logbook) -> None:
+        self._labels = {"run": book.out}
+        self._last: dict[str, float] = {}
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(telemetry.exported(self._samples))
+
+    def __call__(self, step: int, values: dict[str, float]) -> None:
+        self._last = values
+
+    def _samples(self) -> Iterator[telemetry.Sample]:
+        for name, exported in EXPORTED.items():
+            if name in self._last:
+                yield telemetry.Sample(f"clipmill_run_{exported}", self._last[name], self._labels)
+
+    def close(self) -> None:
+        """Nothing is exported any more."""
+        self._stack.close()
 
 
 SINKS: dict[str, Callable[[Logbook, int], Sink]] = {"tensorboard": _TensorBoard, "wandb": _Wandb}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from clipmill.manifests import disk
+from clipmill.manifests import disk, telemetry
 from clipmill.train.config import configure, model_config
 from clipmill.train.mixture.order import Order
 from clipmill.train.mixture.schedule import SourceRows
@@ -186,6 +186,26 @@ def test_tensorboard_and_wandb_are_given_every_number(tmp_path, clock, monkeypat
     assert (step, numbers["accuracy"], numbers["samples"]) == (30, 0.25, 240)
     assert not {"step", "grad_norm", "mfu"} & set(numbers)
     assert calls[-2:] == ["written", "sent"]
+
+
+def test_prometheus_is_given_the_last_line_of_the_first_rank(tmp_path, clock, monkeypatch):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setenv(telemetry.VARIABLE, str(tmp_path))
+    one, other = book(tmp_path / "run"), book(tmp_path / "run", rank=1)
+    (path,) = tmp_path.glob("*.prom")  # of one process
+    for each in (one, other):
+        each.batch(torch.tensor([3, 5]), waited=0.25)
+    clock[0] += 2
+    for each in (one, other):
+        each.line(2, NUMBERS)
+    exported = {sample.name: sample.value for sample in one._sinks[-1]._samples()}
+    assert exported["clipmill_run_step"] == 2
+    assert exported["clipmill_run_samples_total"] == 16
+    assert exported["clipmill_run_loss"] == NUMBERS["loss"]
+    assert exported.keys() <= telemetry.METRICS.keys()
+    assert other._sinks == []
+    one.close()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
