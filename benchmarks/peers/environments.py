@@ -31,6 +31,12 @@ class Peer:
     options: tuple[str, ...] = ()  # of pip
 
 
+def _loader(requirement: str, module: str = "") -> Peer:
+    """A loader that is one package."""
+    name = re.split(r"[><=]", requirement)[0]
+    return Peer(packages=(requirement,), module=module or name, distribution=name, with_torch=True)
+
+
 PEERS = {
     "img2dataset": Peer(
         packages=("img2dataset>=1.47",), module="img2dataset", distribution="img2dataset"
@@ -51,6 +57,13 @@ PEERS = {
     "datacomp": Peer(  # its code is no package: peers/datacomp.py has its algorithm
         packages=("pandas>=2", "pyarrow>=18"), module="pandas", distribution="pandas"
     ),
+    # Loaders of reading/foreign_loops.py: each decodes with this project's torch and simplejpeg.
+    "webdataset": _loader("webdataset>=1,<2"),
+    "streaming": _loader("mosaicml-streaming>=0.13,<1", "streaming"),
+    "litdata": _loader("litdata>=0.2.76,<1"),
+    "spdl": _loader("spdl>=0.8,<1", "spdl.pipeline"),
+    "datasets": _loader("datasets>=5,<6"),
+    "lance": _loader("pylance>=14,<15", "lance"),
     "cc2dataset": Peer(  # fetching/crawl.py has its logic; the parser is the one that it uses
         packages=("pysimdjson>=6", "fastwarc>=2,<3", "pyarrow>=18"),
         module="simdjson",

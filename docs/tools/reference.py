@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path[0] = str(ROOT)
 
-from docs.tools import code_tables, schema_tables
+from docs.tools import code_tables, result_tables, schema_tables
 
 BLOCK = re.compile(r"(<!-- reference: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
 MAKERS: dict[str, Callable[[], str]] = {
@@ -28,6 +28,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "settings": code_tables.setting_sections,
     "presets": code_tables.preset_table,
     "commands": code_tables.command_sections,
+    "foreign loops": result_tables.loop_table,
 }
 for _name in schema_tables.CLASSES:
     MAKERS[f"keys {_name}"] = functools.partial(schema_tables.key_table, _name)
