@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
-SHARD_VERSION = 3
+SHARD_VERSION = 4
 BUNDLE_SHARDS = 1_000  # shards whose score columns or masks share a file
 SHARD_NAME = re.compile(r"[0-9]{5,18}")
 LARGEST_NUMBER = 1 << 62  # above what a record counts

@@ -101,7 +101,7 @@ def fetch(context: Context) -> Measured:
             for number in range(context.turns(FETCH_ROUNDS))
         ]
     rows = []
-    bars = {"photographs": ("photographs as they are, to 256", 0.80)}
+    bars = {"photographs": ("photographs as they are, to 256", 0.65)}
     bars["large"] = ("3 megapixels, to 256", 0.40)
     for case, (title, bar) in bars.items():
         rows.append(

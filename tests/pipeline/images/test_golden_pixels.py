@@ -115,6 +115,24 @@ def test_grey_and_rgb_jpeg() -> None:
         )
 
 
+@pytest.mark.parametrize(("side", "is_fast"), [(32, True), (96, False)])
+def test_colours_are_made_smooth_only_where_the_image_is_not_made_smaller(
+    side: int, is_fast: bool
+) -> None:
+    settings = Fetch(
+        encode_format="png", encode_quality=1, image_size=side, resize_only_if_bigger=False
+    )
+    body = saved(drawn(63, 47), "JPEG", subsampling="4:2:0")
+    wanted = round(63 * side / 47), side
+    ways = {}
+    for fast in (True, False):
+        pixels = simplejpeg.decode_jpeg(body, colorspace="RGB", fastupsample=fast)
+        name = settings.downscale_interpolation if is_fast else settings.upscale_interpolation
+        ways[fast] = transform.resized(pixels, wanted, (63, 47), name)
+    assert not np.array_equal(ways[True], ways[False])
+    assert np.array_equal(golden(body, settings), ways[is_fast])
+
+
 def printers_profile() -> bytes:
     """A CMYK profile in which only the black ink counts: white without it, black with it."""
     # Lab at every corner of CMYK

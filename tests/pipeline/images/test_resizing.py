@@ -123,4 +123,4 @@ def test_an_unknown_filter_is_an_error() -> None:
         resized(noise(6, 4), (3, 2), (6, 4), "cubick")
 
 
-GOLDEN = "ed5eeea7433b5e1712d9e166d2ab98a4a7934054621e42363a4efe782a9975f0"
+GOLDEN = "d96a855a8c7f36fa1f27968ef7a1bf0fe43785df46d7332a2d515cc4b9574c84"

@@ -29,7 +29,7 @@ from tests.support.five_rows import Row, five_rows, write_five
 from tests.support.sidecars import read_sidecar
 
 # Shard 3 of the rows below. A new value needs a new SHARD_VERSION.
-GOLDEN_VERSION = 3
+GOLDEN_VERSION = 4
 GOLDEN_TAR = "4670f4c27c26ab96769049a706124ac5a84c6fd581eb66321d2346168638d579"
 GOLDEN_SIDECAR = "44c9bc853a00336e10e6bb7559eb4bd2e2fd47190bb9a62cfcfd3f9ce63a0322"
 
