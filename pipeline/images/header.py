@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -69,6 +70,15 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF markers
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a length
 MARKER = re.compile(rb"\xff([^\xff\x00])")
+# Of a plain JPEG: a segment's FF, marker and length; the frames, and height and width in one; the
+# bytes of a quantization table; the least bytes of other segments: Huffman tables, restart
+# interval, comment, JFIF, Adobe, and the application data that Pillow does not read.
+SEGMENT, SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
+PLAIN_FRAMES, TABLE_BYTES = frozenset((0xC0, 0xC1, 0xC2)), 65
+PLAIN_SEGMENTS = {0xC4: 0, 0xDD: 0, 0xFE: 0, 0xE0: 14, 0xEE: 12}
+PLAIN_SEGMENTS |= dict.fromkeys((*range(0xE3, 0xED), 0xEF), 0)
+MOST_PLAIN_SEGMENTS = 64
+MOST_PLAIN_PIXELS = 2**25  # Pillow warns of large images
 # The end of a scan: inside one, FF is followed by 0 or a restart number.
 SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
@@ -100,6 +110,23 @@ class Limits:
     max_aspect_ratio: float
     max_pixels: int
     extract_exif: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What an image says of itself before it is decoded."""
+
+    kind: str  # of its format, Pillow's name
+    mode: str  # of its pixels, Pillow's name
+    size: tuple[int, int]  # width and height as they are encoded
+    orientation: int = 1
+    profile: bytes = b""
+    image: Image.Image | None = None  # None where Pillow had nothing to read
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height after the orientation is applied."""
+        return self.size[::-1] if self.orientation >= 5 else self.size
 
 
 def check_size(size: tuple[int, int], limits: Limits) -> None:
@@ -164,6 +191,59 @@ def rejections() -> Iterator[list[warnings.WarningMessage]]:
         message = re.sub(r"<[^>]*>| at 0x[0-9a-f]+", "", " ".join(str(error).split()))
         words = f"{type(error).__name__}: {message or 'the decoder gives no cause'}"
         raise RejectedImage("decode_error", words[:200]) from error
+
+
+def read(body: bytes, limits: Limits) -> Header:
+    """The header of an image that may be decoded, by Pillow unless it is a plain JPEG.
+
+    RejectedImage, or one of the errors that `rejections` catches, for any other body.
+    """
+    if (plain := _plain_jpeg(body, limits)) is not None:
+        return plain
+    image = opened(body, limits)
+    assert image.format is not None
+    return Header(
+        kind=image.format,
+        mode=image.mode,
+        size=image.size,
+        orientation=orientation(image),
+        profile=profile_of(image),
+        image=image,
+    )
+
+
+def _plain_jpeg(body: bytes, limits: Limits) -> Header | None:
+    """The header of a JPEG in which Pillow would find no more than size and mode: segments without
+    a gap between them, no EXIF, XMP, ICC profile or further image. None for any other body.
+    """
+    header, has_scans, components, offset = None, False, b"", 2
+    for _ in range(MOST_PLAIN_SEGMENTS if body.startswith(b"\xff\xd8") else 0):
+        if offset + SEGMENT.size > len(body):
+            break
+        mark, marker, length = SEGMENT.unpack_from(body, offset)
+        data = body[offset + SEGMENT.size : offset + 2 + length]
+        if mark != 0xFF or length < 2 or len(data) != length - 2:
+            break
+        if marker == 0xDA and header is not None:
+            check_size(header.size, limits)
+            if has_scans or len(data) != 2 * len(components) + 4 or data[0] != len(components):
+                check_scans(body)
+            return header
+        if marker in PLAIN_FRAMES:
+            if header is not None or len(data) not in (9, 15) or len(data) != 6 + 3 * data[5]:
+                break
+            (height, width), components = SIZE.unpack_from(data, 1), data[6::3]
+            if data[0] != 8 or not 0 < width * height <= MOST_PLAIN_PIXELS:
+                break
+            has_scans = marker in PROGRESSIVE or len(set(components)) < len(components)
+            header = Header(kind="JPEG", mode="L" if data[5] == 1 else "RGB", size=(width, height))
+        elif marker == 0xDB:
+            if len(data) % TABLE_BYTES or any(name > 3 for name in data[::TABLE_BYTES]):
+                break
+        elif len(data) < PLAIN_SEGMENTS.get(marker, length):
+            break
+        offset += 2 + length
+    return None
 
 
 def opened(body: bytes, limits: Limits) -> Image.Image:
@@ -338,12 +418,11 @@ WEBP_CHUNKS = frozenset((b"VP8X", b"ICCP", b"ALPH", b"VP8 ", b"VP8L"))
 WEBP_METADATA_FLAGS = 0x0C  # EXIF and XMP, in the first byte of VP8X
 
 
-def without_metadata(body: bytes, image: Image.Image) -> bytes | None:
+def without_metadata(body: bytes, head: Header) -> bytes | None:
     """The same pixels in fewer bytes. None where the file is malformed or padded."""
-    assert image.format is not None
-    profile = profile_of(image)
-    stripped = STRIP[image.format](body, bool(profile))
-    limit = BYTES_PER_PIXEL * image.width * image.height + len(profile) + SPARE_BYTES
+    stripped = STRIP[head.kind](body, bool(head.profile))
+    width, height = head.size
+    limit = BYTES_PER_PIXEL * width * height + len(head.profile) + SPARE_BYTES
     return stripped if stripped is not None and len(stripped) <= limit else None
 
 

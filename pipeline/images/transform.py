@@ -21,7 +21,7 @@ from cykooz_resizer import Resizer as Kernels
 from PIL import Image, ImageChops, ImageFilter
 
 from clipmill.pipeline.images import header
-from clipmill.pipeline.images.header import Extension, Limits, RejectedImage
+from clipmill.pipeline.images.header import Extension, Header, Limits, RejectedImage
 
 if TYPE_CHECKING:
     from PIL.ImageCms import ImageCmsTransform
@@ -308,22 +308,21 @@ def _decode_and_resize(
 ) -> DecodedImage:
     data: bytes | None = None
     hashes: list[int] | None = [] if hashed else None
-    with header.opened(body, limits) as opened:
-        orientation, profile = header.orientation(opened), header.profile_of(opened)
-        text = header.exif_text(opened) if limits.extract_exif else None
-        size = header.upright_size(opened)
-        target = target_size(*size, limits)
-        _check_stored_size(target or size, target is not None, limits)
-        keep = target is None and not boxes and orientation == 1 and _may_stay(opened, body, limits)
-        image: Raster | None = None
-        if opened.format in ("JPEG", "MPO"):
-            image, mended = _scaled_jpeg(body, opened, orientation, target, limits)
-            keep = keep and image is not None and mended is body  # libjpeg has not warned
-        if image is None:
-            image = _rgb(opened, profile, target, body, limits)
-        _add_hash(hashes, image, orientation)
-        if keep and not caught_warnings and not (profile and to_srgb(profile, "RGB")):
-            data = header.without_metadata(body, opened)
+    head = header.read(body, limits)
+    text = header.exif_text(head.image) if limits.extract_exif and head.image else None
+    orientation, profile, size = head.orientation, head.profile, head.upright_size
+    target = target_size(*size, limits)
+    _check_stored_size(target or size, target is not None, limits)
+    keep = target is None and not boxes and orientation == 1 and _may_stay(head, body, limits)
+    image: Raster | None = None
+    if head.kind in ("JPEG", "MPO"):
+        image, mended = _scaled_jpeg(body, head, target, limits)
+        keep = keep and image is not None and mended is body  # libjpeg has not warned
+    if image is None:
+        image = _rgb(head.image or header.opened(body, limits), profile, target, body, limits)
+    _add_hash(hashes, image, orientation)
+    if keep and not caught_warnings and not (profile and to_srgb(profile, "RGB")):
+        data = header.without_metadata(body, head)
     if data is None:
         image = _finish(image, target, size, orientation, profile, boxes, limits)
         data = _encode(image, limits)
@@ -369,16 +368,17 @@ def _add_hash(hashes: list[int] | None, raster: Raster, orientation: int) -> Non
     hashes.append(phash(image))
 
 
-def _may_stay(opened: Image.Image, body: bytes, limits: Limits) -> bool:
+def _may_stay(head: Header, body: bytes, limits: Limits) -> bool:
     """Whether it has one RGB frame of 8 bits, of the type that is stored."""
+    image = head.image
     return (
         limits.skip_reencode
-        and opened.format in header.STRIP
-        and header.EXTENSIONS[opened.format] == limits.encode_format
-        and opened.mode == "RGB"
-        and not opened.has_transparency_data
-        and getattr(opened, "n_frames", 1) == 1
-        and (opened.format != "PNG" or body[24] <= 8)
+        and head.kind in header.STRIP
+        and header.EXTENSIONS[head.kind] == limits.encode_format
+        and head.mode == "RGB"
+        and (image is None or not image.has_transparency_data)
+        and getattr(image, "n_frames", 1) == 1
+        and (head.kind != "PNG" or body[24] <= 8)
     )
 
 
@@ -395,7 +395,7 @@ def _check_stored_size(size: Size, is_scaled: bool, limits: Limits) -> None:
 
 
 def _scaled_jpeg(
-    body: bytes, opened: Image.Image, orientation: int, target: Size | None, limits: Limits
+    body: bytes, head: Header, target: Size | None, limits: Limits
 ) -> tuple[Pixels | None, bytes]:
     """RGB of a JPEG, uint8 (height, width, 3), scaled while it is decoded, and the bytes that were
     decoded: not `body` where libjpeg warned of something that is no pixel.
@@ -404,16 +404,16 @@ def _scaled_jpeg(
     it, or says why not. RejectedImage where libjpeg warns that pixels are missing or garbled.
     """
     options: dict[str, Any] = {"colorspace": "RGB"}
-    if opened.mode not in ("L", "RGB"):
+    if head.mode not in ("L", "RGB"):
         options = {"colorspace": "CMYK", "min_width": 1, "min_height": 1, "min_factor": 8.0}
     elif target is not None and limits.downscale_interpolation != "nearest":
-        minimum_width, minimum_height = target[::-1] if orientation >= 5 else target
+        minimum_width, minimum_height = target[::-1] if head.orientation >= 5 else target
         options |= {
             "min_width": round(OVERSAMPLING * minimum_width),
             "min_height": round(OVERSAMPLING * minimum_height),
             "min_factor": OVERSAMPLING,
             # Colours are averaged anyhow: 0.15 dB more, in less time.
-            "fastupsample": minimum_width < opened.width,
+            "fastupsample": minimum_width < head.size[0],
         }
     warned: list[str] = []  # libjpeg tells the first of its warnings
     while True:
@@ -429,7 +429,8 @@ def _scaled_jpeg(
             warned.append(warning)
             body = header.mended_jpeg(body, warning)
     # libjpeg scales by eighths
-    sizes = {(-(-opened.height * k // 8), -(-opened.width * k // 8)) for k in range(1, 9)}
+    width, height = head.size
+    sizes = {(-(-height * k // 8), -(-width * k // 8)) for k in range(1, 9)}
     is_rgb = options["colorspace"] == "RGB" and pixels.shape[:2] in sizes
     return pixels if is_rgb else None, body
 

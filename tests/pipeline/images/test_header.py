@@ -60,6 +60,45 @@ def test_orientation_by_xmp_and_by_imagemagick() -> None:
         assert header.orientation(opened(plain[:33] + text + plain[33:])) == orientation
 
 
+PLAIN: list[dict[str, Any]] = [
+    {},
+    {"progressive": True},
+    {"comment": b"words", "dpi": (72, 72)},
+    {"keep_rgb": True},
+    {"restart_marker_blocks": 1, "subsampling": 2},
+]
+OTHERS: list[dict[str, Any]] = [{"exif": Image.Exif()}, {"xmp": XMP}, {"icc_profile": b"x" * 99}]
+OTHERS[0]["exif"][ORIENTATION] = 6
+
+
+def outcome(body: bytes, settings: Fetch) -> Any:
+    try:
+        return check_and_resize(body, settings)
+    except RejectedImage as rejected:
+        return rejected.reason, rejected.detail
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("options", [*PLAIN, *OTHERS])
+def test_a_jpeg_ends_alike_whether_pillow_opens_it_or_not(
+    options: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and with bytes of its header changed, left out or put in."""
+    body, rng = saved(noise().convert(mode), "JPEG", **options), random.Random(0)
+    bodies, end = [body], body.index(b"\xff\xda") + 12
+    for _ in range(300):
+        at, damaged = rng.randrange(2, end), bytearray(body)
+        damaged[at : at + rng.choice((0, 1, 1, 1, 2))] = rng.randbytes(rng.choice((0, 1, 1, 1, 2)))
+        bodies.append(bytes(damaged))
+    settings = [Fetch(image_size=16), Fetch(extract_exif=True), Fetch(min_image_size=49)]
+    asked = [(each, settings[number % 3]) for number, each in enumerate(bodies)]
+    assert (header.read(body, limits_of(Fetch())).image is None) == (options in PLAIN)
+    seen = [outcome(*each) for each in asked]
+    monkeypatch.setattr(header, "_plain_jpeg", lambda body, limits: None)
+    assert header.read(body, limits_of(Fetch())).image is not None
+    assert seen == [outcome(*each) for each in asked]
+
+
 def one_entry(kind: int, items: int, value: bytes, tag: int = ORIENTATION) -> bytes:
     """EXIF with one tag; `value` is its four bytes (or their offset)."""
     entry = struct.pack("<HHI", tag, kind, items) + value
