@@ -35,7 +35,13 @@ from clipmill.pipeline.executor.tickets import Stage, Ticket
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
 from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, remove_uncommitted
-from clipmill.pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
+from clipmill.pipeline.pool.shard_writer import (
+    RowColumns,
+    outcome_row,
+    replace_shard,
+    row_key,
+    staged_file,
+)
 from clipmill.pipeline.pool.tars import index_tar, local_copy
 from clipmill.pipeline.progress.state import measure_commit
 
@@ -259,6 +265,7 @@ def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple
     record = read_commit_record(out.pool, shard)
     assert record is not None
     schema = with_extra(SIDECAR, recipe.sidecar_extra if recipe is not None else {})
+    columns = RowColumns.of(schema)
     rows = _stored_rows(out.layout.tar(record), schema.names)
     reason = next(iter(record.reasons)) if len(record.reasons) == 1 else LOST
     pairs: list[Pair] = []
@@ -275,9 +282,9 @@ def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple
         is_purged = pair.url is None and pair.locked_outcome is None
         row_reason = PURGED if is_purged else reason
         values = {**disk.to_plain(pair), **(pair.extra or {})}
-        values = {name: value for name, value in values.items() if name in schema.names}
+        values = {name: value for name, value in values.items() if name in columns.names}
         values |= {"reason": row_reason, "retry_of": retried[position]}
-        complete.append({**outcome_row(values, schema, stored=False), "key": key})
+        complete.append({**outcome_row(values, columns, stored=False), "key": key})
         lost += row_reason == LOST
     table = pa.Table.from_pylist(complete, schema=schema)
     return replace_shard(out, shard, table), lost

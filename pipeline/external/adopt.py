@@ -27,7 +27,7 @@ from clipmill.pipeline.images import header
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import limits_of
 from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
-from clipmill.pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
+from clipmill.pipeline.pool.shard_writer import RowColumns, TarFile, outcome_row, publish_shard
 from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
 from clipmill.pipeline.shuffle import THREADS
 from clipmill.pipeline.table_files import (
@@ -180,6 +180,7 @@ class TarReader:
         self.reads_text = caption_member is not None or caption_column in (None, COLUMNS[1])
         self.present: set[str] = set()  # names of values that some sample or row has
         self.schema = with_extra(SIDECAR, extra)
+        self.row_columns = RowColumns.of(self.schema)
         self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
         self.url_column, self.caption_column = url_column, caption_column
         self.listed = _listed_rows(tar)
@@ -321,7 +322,7 @@ class TarReader:
         for part, ending in {"image": extension, "text": text_member, "json": "json"}.items():
             if (member := sample.members.get(ending)) is not None:
                 record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
-        return outcome_row(record, self.schema, stored=True)
+        return outcome_row(record, self.row_columns, stored=True)
 
     def _row_without_sample(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """A row of the parquet that the tar has no sample of."""
@@ -361,7 +362,7 @@ class TarReader:
 
     def _failed(self, record: Mapping[str, Any], reason: str, detail: str) -> dict[str, Any]:
         failure = {**record, "reason": reason, "error_message": detail}
-        return outcome_row(failure, self.schema, stored=False)
+        return outcome_row(failure, self.row_columns, stored=False)
 
 
 def _beside(tar: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import webdataset
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests import disk
@@ -22,7 +22,13 @@ from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
+from clipmill.pipeline.pool.shard_writer import (
+    RowColumns,
+    ShardWriter,
+    json_array,
+    member_header,
+    outcome_row,
+)
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import Row, five_rows, write_five
@@ -108,6 +114,29 @@ def test_a_standard_tar_that_others_read(tmp_path: Path) -> None:
         assert sample["jpg"] == image
         assert sample["txt"].decode() == record["caption"]
         assert json.loads(sample["json"])["url"] == record["url"]
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=90)
+    | st.text("abc/.0", min_size=95, max_size=105),
+    st.integers(0, 8**11 - 1),
+)
+@example("0" * 100, 8**11 - 1)
+def test_a_header_is_that_of_the_standard_library(name: str, size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    try:
+        expected = info.tobuf(tarfile.USTAR_FORMAT)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error)):
+            member_header(name, size)
+    else:
+        assert member_header(name, size) == expected
+
+
+def test_a_member_that_no_header_can_describe_is_an_error() -> None:
+    with pytest.raises(ValueError, match="overflow"):
+        member_header("a", 8**11)
 
 
 def test_a_shard_in_which_nothing_was_stored(tmp_path: Path) -> None:
@@ -282,8 +311,8 @@ def test_an_integer_that_its_column_cannot_hold_costs_its_row(
     ("name", "bits"), [("original_width", 32), ("http_status", 16), ("link", 32), ("votes", 64)]
 )
 def test_the_largest_and_the_smallest_integer_fit(name: str, bits: int) -> None:
-    schema = with_extra(SIDECAR, {"votes": "int"})
+    columns = RowColumns.of(with_extra(SIDECAR, {"votes": "int"}))
     for value in (2 ** (bits - 1) - 1, -(2 ** (bits - 1))):
-        assert outcome_row({name: value}, schema, stored=True)[name] == value
-    row = outcome_row({name: 2 ** (bits - 1)}, schema, stored=True)
+        assert outcome_row({name: value}, columns, stored=True)[name] == value
+    row = outcome_row({name: 2 ** (bits - 1)}, columns, stored=True)
     assert (row[name], row["status"], row["reason"]) == (None, "failed_to_resize", "decode_error")
