@@ -39,7 +39,9 @@ RECYCLE = 10_000  # images per child, because libraries leak; a new child costs 
 DEADLINE_S = 2.5
 PATIENCE = 4  # times the deadline in wall-clock time, for a child that sleeps
 START_S = 60.0  # for a child to import its libraries, on a busy machine
-IN_FLIGHT = 4  # images that a child has at once, so that it never waits for the next one
+IN_FLIGHT = 2  # frames that a child has at once, so that it never waits for the next one
+# Images of a frame: a process is woken less often. Their bytes are few beside those of one image.
+FRAME_IMAGES, FRAME_BYTES = 3, 2**18
 CHILD = ("-m", "clipmill.pipeline.images.child")
 # Environment variables of a child: no others, so that it holds no secrets.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
@@ -48,17 +50,31 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20)}
 
 # --- the child ------------------------------------------------------------------------------------
-# A frame, in both directions: two big-endian 32-bit lengths, then JSON, then bytes. The first frame
-# of a child is empty: it is ready.
+# A frame, in both directions: big-endian 32-bit numbers and parts. The numbers are the bytes of all
+# that follows, the count of the parts, and the length of each; the parts are JSON, then an image
+# each. An answer has the images of its request in their order. The first frame of a child is empty:
+# it is ready.
 
-LENGTHS = struct.Struct(">II")
+NUMBER = 4  # bytes
 IMAGE_FIELDS = (
     "extension", "width", "height", "original_width", "original_height", "exif", "hashes",
 )  # fmt: skip
 
 
-def _frame(text: bytes, data: bytes) -> bytes:
-    return b"".join((LENGTHS.pack(len(text), len(data)), text, data))
+def _frame(*parts: bytes) -> bytes:
+    lengths = [len(part) for part in parts]
+    numbers = NUMBER * (1 + len(parts)) + sum(lengths), len(parts), *lengths
+    return b"".join((struct.pack(f">{len(numbers)}I", *numbers), *parts))
+
+
+def _parts(frame: bytes) -> list[bytes]:
+    """The parts of a frame that is whole but for its first number."""
+    (count,) = struct.unpack_from(">I", frame)
+    end, parts = NUMBER * (1 + count), []
+    for length in struct.unpack_from(f">{count}I", frame, NUMBER):
+        parts.append(frame[end : end + length])
+        end += length
+    return parts
 
 
 def _instruction(limits: Limits, boxes: Sequence[Box], hashed: bool) -> bytes:
@@ -72,7 +88,8 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
 
     Runs in a child, with limits on memory, open files and CPU time per image.
     """
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    source = os.fdopen(os.dup(0), "rb", FRAME_BYTES)  # one call of the kernel reads most frames
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     Image.init()  # imports every plugin: later, few files may be opened
     if features.check("avif"):
@@ -82,26 +99,28 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers.write(_frame(b"{}", b""))
+    answers.write(_frame())
     answers.flush()
     known, limits, boxes, hashed = b"", None, (), False
-    while len(lengths := source.read(LENGTHS.size)) == LENGTHS.size:
-        head, size = LENGTHS.unpack(lengths)
-        instruction = source.read(head)
+    while len(length := source.read(NUMBER)) == NUMBER:
+        instruction, *bodies = _parts(source.read(int.from_bytes(length, "big")))
         if instruction != known or limits is None:  # most images of a run have the same one
             settings, boxes, hashed = json.loads(instruction)
             known, limits = instruction, Limits(**settings)
-        body = source.read(size)
-        # SIGPROF ends the process, even in C code and without a parent.
-        signal.setitimer(signal.ITIMER_PROF, deadline_s)
-        try:
-            image = contained(body, limits, boxes, hashed)
-            fields = {name: getattr(image, name) for name in IMAGE_FIELDS}
-            data = image.data
-        except RejectedImage as rejected:
-            fields, data = {"reason": rejected.reason, "detail": rejected.detail}, b""
+        heads: list[dict[str, Any]] = []
+        images: list[bytes] = []
+        for body in bodies:
+            # SIGPROF ends the process, even in C code and without a parent.
+            signal.setitimer(signal.ITIMER_PROF, deadline_s)
+            try:
+                image = contained(body, limits, boxes, hashed)
+                heads.append({name: getattr(image, name) for name in IMAGE_FIELDS})
+                images.append(image.data)
+            except RejectedImage as rejected:
+                heads.append({"reason": rejected.reason, "detail": rejected.detail})
+                images.append(b"")
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_frame(json.dumps(fields).encode(), data))
+        answers.write(_frame(json.dumps(heads).encode(), *images))
         answers.flush()
 
 
@@ -110,17 +129,19 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
 
 @dataclass(slots=True)
 class _Request:
-    frame: bytes
+    instruction: bytes
+    body: bytes
     answer: asyncio.Future[DecodedImage | RejectedImage]
+    is_alone: bool = False  # in its frame: a child has ended over a frame of several
 
 
 @dataclass(slots=True, eq=False)
 class _Child:
     process: asyncio.subprocess.Process
-    requests: deque[_Request]  # sent and not answered; the child works on the first
-    sent: int = 0
+    frames: deque[list[_Request]]  # sent and not answered; the child works on the first
+    sent: int = 0  # images
     timer: asyncio.TimerHandle | None = None
-    is_late: bool = False  # it was killed because its image took too long
+    is_late: bool = False  # it was killed because a frame took too long
 
 
 class Decoders:
@@ -128,7 +149,7 @@ class Decoders:
 
     `async with Decoders() as decoders: await decoders.decode(body, settings)`. A child that dies,
     or is killed at the deadline, costs the image it was working on; its other images are sent to
-    another child.
+    another child. Which one that was shows when the images of its frame are sent one by one.
     """
 
     def __init__(
@@ -149,7 +170,7 @@ class Decoders:
         self._children: list[_Child] = []
         self._processes: list[asyncio.subprocess.Process] = []
         self._slots: list[asyncio.Task[None]] = []
-        self._closing = False
+        self._closing = self._will_send = False
         self._broken: BaseException | None = None
         self._settings: Fetch | None = None  # of the last image, and the instruction for it
         self._plain_instruction = b""
@@ -206,45 +227,66 @@ class Decoders:
         instruction = self._plain_instruction
         if boxes or hashed:
             instruction = _instruction(limits_of(settings), boxes, hashed)
-        request = _Request(_frame(instruction, body), asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        request = _Request(instruction, body, loop.create_future())
         self._waiting.append(request)
-        self._send_waiting()
+        if not self._will_send:  # a little later: then others wait too, and share its frame
+            self._will_send = True
+            loop.call_soon(self._send_waiting)
         return await request.answer
 
     def _send_waiting(self) -> None:
         """Send waiting requests to the children that have the fewest."""
-        while self._waiting:
-            free_children = [c for c in self._children if self._has_room(c)]
-            if not free_children:
+        self._will_send = False
+        while free_children := [c for c in self._children if self._has_room(c)]:
+            share = -(-len(self._waiting) // len(free_children))
+            if not (requests := self._next_frame(min(share, FRAME_IMAGES))):
                 return
-            request = self._waiting.popleft()
-            if request.answer.done():  # its caller was cancelled
-                continue
-            child = min(free_children, key=lambda c: len(c.requests))
+            child = min(free_children, key=lambda c: len(c.frames))
             assert child.process.stdin is not None
-            child.process.stdin.write(request.frame)
-            child.sent += 1
-            child.requests.append(request)
-            if len(child.requests) == 1:
+            bodies = [request.body for request in requests]
+            child.process.stdin.write(_frame(requests[0].instruction, *bodies))
+            child.sent += len(requests)
+            child.frames.append(requests)
+            if len(child.frames) == 1:
                 self._start_timer(child)
 
+    def _next_frame(self, most: int) -> list[_Request]:
+        """The first of the waiting requests, and up to `most` with those that may share a frame."""
+        requests: list[_Request] = []
+        size = 0
+        while self._waiting and len(requests) < most:
+            request = self._waiting[0]
+            size += len(request.body)
+            if requests and (
+                request.is_alone
+                or requests[0].is_alone
+                or request.instruction != requests[0].instruction
+                or size > FRAME_BYTES
+            ):
+                break
+            self._waiting.popleft()
+            if not request.answer.done():  # else its caller was cancelled
+                requests.append(request)
+        return requests
+
     def _has_room(self, child: _Child) -> bool:
-        """Whether the child can take one more request; a dead one stays in the list for a while."""
+        """Whether the child can take one more frame; a dead one stays in the list for a while."""
         assert child.process.stdin is not None
         return (
-            len(child.requests) < self._in_flight
+            len(child.frames) < self._in_flight
             and child.sent < self._recycle
             and not child.process.stdin.is_closing()
         )
 
     def _start_timer(self, child: _Child) -> None:
-        """Start the deadline of a child's first request."""
+        """Start the deadline of a child's first frame."""
         if child.timer is not None:
             child.timer.cancel()
         child.timer = None
-        if child.requests:
+        if child.frames:
             child.timer = asyncio.get_running_loop().call_later(
-                self._patience_s, self._deadline_passed, child
+                self._patience_s * len(child.frames[0]), self._deadline_passed, child
             )
 
     def _deadline_passed(self, child: _Child) -> None:
@@ -269,17 +311,22 @@ class Decoders:
                 child.timer.cancel()
             _close_stdin(child)
             code = await _ended(child.process)
-            if child.requests:
-                current = child.requests.popleft()
-                too_slow = child.is_late or code == -signal.SIGPROF
-                rejected = (
-                    RejectedImage("decoder_deadline", "too slow")
-                    if too_slow
-                    else RejectedImage("decoder_died", _cause(code))
-                )
-                if not current.answer.done():
-                    current.answer.set_result(rejected)
-                self._waiting.extendleft(reversed(child.requests))
+            if child.frames:
+                current, *others = child.frames
+                for requests in reversed(others):
+                    self._waiting.extendleft(reversed(requests))
+                if len(current) > 1:
+                    for request in reversed(current):
+                        request.is_alone = True
+                        self._waiting.appendleft(request)
+                elif not current[0].answer.done():
+                    too_slow = child.is_late or code == -signal.SIGPROF
+                    rejected = (
+                        RejectedImage("decoder_deadline", "too slow")
+                        if too_slow
+                        else RejectedImage("decoder_died", _cause(code))
+                    )
+                    current[0].answer.set_result(rejected)
                 self._send_waiting()
 
     def _slot_ended(self, slot: asyncio.Task[None]) -> None:
@@ -289,7 +336,7 @@ class Decoders:
         self._broken = self._broken or error
         requests = list(self._waiting)
         for child in self._children:
-            requests.extend(child.requests)
+            requests.extend(request for frame in child.frames for request in frame)
         for request in requests:
             if not request.answer.done():
                 request.answer.set_exception(error)
@@ -309,7 +356,7 @@ class Decoders:
         child = _Child(process, deque())
         try:
             async with asyncio.timeout(START_S):
-                await _answer(child)
+                await _answers(child)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 _kill(child.process)
@@ -323,12 +370,13 @@ class Decoders:
         """Pass a child's answers to their requests until the child ends."""
         try:
             while True:
-                head, data = await _answer(child)
-                request = child.requests.popleft()
+                answers = await _answers(child)
+                requests = child.frames.popleft()
                 self._start_timer(child)
-                if not request.answer.done():
-                    request.answer.set_result(_result(head, data))
-                if child.sent >= self._recycle and not child.requests:
+                for request, answer in zip(requests, answers, strict=True):
+                    if not request.answer.done():
+                        request.answer.set_result(answer)
+                if child.sent >= self._recycle and not child.frames:
                     return
                 self._send_waiting()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -346,11 +394,12 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
     return code
 
 
-async def _answer(child: _Child) -> tuple[dict[str, Any], bytes]:
+async def _answers(child: _Child) -> list[DecodedImage | RejectedImage]:
+    """The answers to the images of a frame; none of the first one of a child."""
     assert child.process.stdout is not None
-    text, data = LENGTHS.unpack(await child.process.stdout.readexactly(LENGTHS.size))
-    whole = await child.process.stdout.readexactly(text + data)
-    return json.loads(whole[:text]), whole[text:]
+    length = int.from_bytes(await child.process.stdout.readexactly(NUMBER), "big")
+    heads, *images = _parts(await child.process.stdout.readexactly(length)) or [b"[]"]
+    return [_result(*answer) for answer in zip(json.loads(heads), images, strict=True)]
 
 
 def _environment() -> dict[str, str]:

@@ -101,6 +101,31 @@ def test_settings_and_boxes_go_with_every_image() -> None:
     assert decoded[-1].exif == '{"Make": "A maker"}'
 
 
+def test_small_images_of_the_same_settings_share_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[list[int]] = []
+    real = decoders._frame
+
+    def recorded(*parts: bytes) -> bytes:
+        frames.append([len(body) for body in parts[1:]])
+        return real(*parts)
+
+    monkeypatch.setattr(decoders, "_frame", recorded)
+    bodies = [sized(20 + i) for i in range(7)]
+    bodies.insert(3, bodies[0] + bytes(decoders.FRAME_BYTES))
+    settings = [Fetch()] * 5 + [Fetch(image_size=16)] * 3
+
+    async def go() -> list[DecodedImage | RejectedImage]:
+        async with Decoders(1) as children:
+            asked = zip(bodies, settings, strict=True)
+            return await asyncio.gather(*(children.decode(*each) for each in asked))
+
+    results = uvloop.run(go())
+    assert results == [check_and_resize(*each) for each in zip(bodies, settings, strict=True)]
+    assert frames == [
+        [len(body) for body in some] for some in (bodies[:3], bodies[3:4], bodies[4:5], bodies[5:])
+    ]
+
+
 @pytest.mark.slow
 def test_a_crash_costs_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stall(monkeypatch, tmp_path, "if b'CRASH' in body: os.kill(os.getpid(), signal.SIGSEGV)")
