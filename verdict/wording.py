@@ -32,6 +32,7 @@ PHRASES: dict[Verdict, str] = {
     "lower": "is lower than",
     "practically equal": "is practically equal to",
     "not distinguishable": "is not distinguishable from",
+    "nothing varies": "is beside",
 }
 
 

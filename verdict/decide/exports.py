@@ -42,7 +42,7 @@ FAILURES: dict[str, tuple[Verdict | None, ...]] = {
     "worse": ("worse", "higher", "lower"),  # which may be worse: nobody says
     "better": ("better", "higher", "lower"),
     "different": ("better", "worse", "higher", "lower"),
-    "undecided": ("not distinguishable", None),
+    "undecided": ("not distinguishable", "nothing varies", None),
 }
 
 

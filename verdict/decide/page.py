@@ -249,10 +249,12 @@ def task_texts(d: Decision) -> list[str]:
         found = [
             f"{row.arm} {wording.difference(row)} {row.verdict}" for row in rows if row.is_clear
         ]
+        same = [row for row in rows if row.verdict == "nothing varies"]
+        found += [f"{row.arm} {wording.difference(row)}" for row in same if row.difference]
         if found:
-            texts.append(f"{name}: {'; '.join(found)}")
+            texts.append(f"{name}: {'; '.join(found)}" + ", nothing varies" * bool(same))
         else:
-            silent += 1
+            silent += not same
     if texts and silent:
         texts.append(f"on {silent} other tasks no arm is distinguishable from {d.baseline}")
     return texts

@@ -55,6 +55,7 @@ MOSTLY = 0.9  # of the rows, where a file may have mistakes
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
+LEAST_ALIKE = 3  # different values of a task that another one repeats
 WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
 _some = partial(some, most=3)  # names in a sentence
 Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
@@ -206,6 +207,8 @@ def decide(results: Results, question: Question) -> Decision:
         )
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
+    arms, apart = _on_one_test_set(results, arms, baseline, refusals)
+    arms_out |= apart
     found = {arm for scale in results.scales for arm in _arms_at(table, chosen, scale, set())}
     if lacking := [arm for arm in results.arms if arm not in found]:
         refusals.append(f"{_some(lacking)} not compared: no value of what decides")
@@ -231,6 +234,10 @@ def decide(results: Results, question: Question) -> Decision:
         analysed = {task: _without_runs(scores) for task, scores in tables.items()}
     singles = [] if from_means else averages  # columns of averages are analysed as any other
     analysis = _analysis(analysed, baseline, arms, question, table, singles, average=can_average)
+    analysis = replace(
+        analysis, tasks={task: _said(one) for task, one in analysis.tasks.items()},
+        average=analysis.average and _said(analysis.average)
+    )  # fmt: skip
     there = [task for task in analysis.tasks if tables[task].values.get(baseline)]
     there = there or list(analysis.tasks)
     if from_means and (of_averages := [task for task in there if task in averages]):
@@ -250,6 +257,7 @@ def decide(results: Results, question: Question) -> Decision:
     refusals += _refusals(values, result, baseline, arms, of_tasks, are_means, results.missing,
                           (means or {}).get(result.task, {}))  # fmt: skip
     notes += _ties(table, chosen, largest, arms) if not from_means else []
+    notes += _repeated_tasks(tables)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
     notes += _wide_arm(values, table.groups is None)
@@ -470,6 +478,27 @@ def _arm_scores(
             mean, sd = mean_sd(list(runs.values()))
             scores[task][arm] = ArmScore(n=counts[arm], mean=mean, sd=sd)
     return scores
+
+
+def _on_one_test_set(
+    results: Results, arms: tuple[str, ...], baseline: str, refusals: list[str]
+) -> tuple[tuple[str, ...], set[str]]:
+    """The arms without those that were scored on another split than the baseline, and these.
+    ValueError where no arm was scored on its split.
+    """
+    own, apart = results.splits.get(baseline, ("", frozenset())), dict[str, tuple[str, str]]()
+    for arm in arms:
+        column, values = results.splits.get(arm, own)
+        if column == own[0] and values and own[1] and not values & own[1]:
+            apart[arm] = (", ".join(sorted(values)), ", ".join(sorted(own[1])))
+    kept = tuple(arm for arm in arms if arm not in apart)
+    for other in dict.fromkeys(apart.values()):
+        names = _some([arm for arm, of in apart.items() if of == other])
+        why = f"{own[0]!r} is {other[0]} there, and {other[1]} for {baseline}"
+        if len(kept) < 2:
+            raise ValueError(f"{names} not comparable: {why} (--arm {quoted(own[0])} compares it)")
+        refusals.append(f"{names} not comparable: {why}")
+    return kept, set(apart)
 
 
 def _copies(results: Results, question: Question, notes: list[str]) -> set[str]:
@@ -1176,6 +1205,15 @@ def _varies(runs: Mapping[int, float]) -> bool:
     return len(set(runs.values())) > 1
 
 
+def _said(result: TaskResult) -> TaskResult:
+    """The result with the word `nothing varies` where no run differs, so that no noise is known."""
+    rows = result.comparisons
+    if any(row.low is not None for row in rows):
+        return result
+    silent = tuple(replace(row, verdict="nothing varies") for row in rows)
+    return replace(result, comparisons=silent)
+
+
 def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
     """1.96 standard errors of a difference of two shares on `samples` samples each."""
     means = [float(np.mean(list(runs.values()))) for runs in values.values() if runs]
@@ -1249,6 +1287,22 @@ def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence
         runs = (table.runs(key, scale) for key in others)
         if all(own.get(arm) == own.get(original) for own in runs):
             notes.append(f"{arm} has the same values as {original} in every run: is it a copy?")
+    return notes[:5]
+
+
+def _repeated_tasks(tables: Mapping[str, TaskScores]) -> list[str]:
+    """Notes on tasks all of whose values are those of the same arms and runs on another task."""
+    notes = []
+    sizes = {task: sum(map(len, one.values.values())) for task, one in tables.items()}
+    for task, one in tables.items() if len(tables) <= MOST_SIGNALS else ():
+        numbers = {value for own in one.values.values() for value in own.values()}
+        for other, of in tables.items() if len(numbers) >= LEAST_ALIKE else ():
+            is_first = (-sizes[other], list(tables).index(other)) < (
+                -sizes[task], list(tables).index(task)
+            )  # fmt: skip
+            if is_first and all(of.values.get(a) == own for a, own in one.values.items() if own):
+                notes.append(f"{task}: all its values are those of {other}: is it a copy?")
+                break
     return notes[:5]
 
 

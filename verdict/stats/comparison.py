@@ -371,7 +371,10 @@ class StudyNoise:
 # One difference with its intervals, p values and verdict, and families of them. Pure.
 
 
-Verdict = Literal["better", "worse", "higher", "lower", "practically equal", "not distinguishable"]
+Verdict = Literal[
+    "better", "worse", "higher", "lower", "practically equal", "not distinguishable",
+    "nothing varies"
+]  # fmt: skip
 Adjustment = Literal["Dunnett", "Holm", "none"]
 Headline = Literal["seeds", "seeds and samples"]
 OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}  # less is better

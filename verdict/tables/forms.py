@@ -41,7 +41,7 @@ from clipmill.verdict.tables.frames import (
     settle_commas,
     text_of,
 )
-from clipmill.verdict.tables.json_forms import frame_of_json
+from clipmill.verdict.tables.json_forms import frame_of_json, jmh_of_table
 from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
@@ -85,6 +85,7 @@ UNITS = re.compile(
 # Names of what the rows of a table are of, where its columns are methods.
 ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
 BENCHSTAT = re.compile(r"name +(old \S+ +new |\S+/op\b)|.*[|│] +\S+/(op|s) .*vs base")
+JMH = {"Benchmark", "Mode", "Threads", "Samples", "Score", "Unit"}  # columns of its CSV
 ARROWS = {"↑": "higher", "↓": "lower"}
 TRACKER_AXES = {"_step", "_runtime", "_timestamp"}
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?P<extreme>__MIN|__MAX)?$")
@@ -197,7 +198,8 @@ def _frame_of_text(text: str, table: str | None, baseline: str | None) -> Frame:
         grids = sorted(html + _markdown_grids(lines), key=lambda grid: grid.line)
         form = "HTML" if html else "Markdown"
         return _frame_of_grids(grids, table, f"{form} table", "tables")
-    return _frame_of_lines(text, table)
+    frame = _frame_of_lines(text, table)
+    return jmh_of_table(frame, baseline) if frame.columns.keys() >= JMH else frame
 
 
 def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:

@@ -6,11 +6,12 @@ results inside of a document, and results keyed by model, seed or task.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clipmill.verdict.tables.frames import Frame, SeveralTables, frame_of_records, joined
+from clipmill.verdict.tables.frames import Frame, SeveralTables, frame_of_records, joined, text_of
 from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import (
     ARM_WORDS,
@@ -345,22 +346,42 @@ def _helm_stats(document: Sequence[Record]) -> Frame:
     return frame
 
 
+def jmh_of_table(frame: Frame, baseline: str | None) -> Frame:
+    """JMH's CSV as its JSON, with the score of all iterations and no forks."""
+    columns = {plain_name(name): column for name, column in frame.columns.items()}
+    params = {name: name.partition(":")[2].strip() for name in frame.columns if "Param:" in name}
+    scores, documents = columns["score"].numbers().tolist(), list[Record]()
+    for row, score in enumerate(scores):
+        cells = {
+            name: text_of(column.values[column.codes[row]])
+            for name, column in (*columns.items(), *frame.columns.items())
+        }
+        documents.append({
+            "benchmark": cells["benchmark"], "mode": cells["mode"], "threads": cells["threads"],
+            "primaryMetric": {"score": None if math.isnan(score) else score,
+                              "scoreUnit": cells["unit"]},
+            "params": {own: cells[name] for name, own in params.items()},
+        })  # fmt: skip
+    return _jmh(documents, baseline)
+
+
 def _jmh(document: Sequence[Record], baseline: str | None) -> Frame:
-    """JMH's results: a row for each fork, which is a run, with the mean of its iterations. The
-    parts of a benchmark's name, its class and its method, are two levels.
+    """JMH's results: a row for each fork, which is a run, with the mean of its iterations; where
+    the file has no forks, one for all of them. The parts of a benchmark's name, its class and its
+    method, are two levels, and its parameters parts of the task.
     """
     rows, left_out = list[Record](), 0
     for one in document:
         owner, _, method = str(one["benchmark"]).rpartition(".")
         primary = one["primaryMetric"]
-        forks = primary.get("rawData") or [
-            [value for value, count in pairs for _ in range(count)]
-            for fork in primary.get("rawDataHistogram") or () for pairs in fork
-        ] or [[primary.get("score")]]  # fmt: skip
         row = {f"params.{name}": value for name, value in (one.get("params") or {}).items()}
         row |= {"class": owner.rpartition(".")[2], "method": method, "threads": one.get("threads")}
         row |= {"metric": f"{one.get('mode', 'score')}, {primary.get('scoreUnit', '')}".strip(", "),
                 "higher_is_better": one.get("mode") == "thrpt"}  # fmt: skip
+        forks = primary.get("rawData") or [
+            [value for value, count in pairs for _ in range(count)]
+            for fork in primary.get("rawDataHistogram") or () for pairs in fork
+        ] or [[primary.get("score")]]  # fmt: skip
         for number, values in enumerate(forks):
             numbers = [value for value in values if is_number(value)]
             mean = sum(numbers) / len(numbers) if numbers else None
@@ -373,6 +394,9 @@ def _jmh(document: Sequence[Record], baseline: str | None) -> Frame:
         "metric": ("metric", why), "value": ("value", "the mean of a fork's iterations"),
         "fork": ("seed", COUNTER), "class": ("task", why), "method": ("arm", why),
     }  # fmt: skip
+    frame.roles |= {
+        name: ("task", "a parameter of JMH") for name in frame.columns if name.startswith("params.")
+    }
     classes, methods = ({str(row[name]) for row in rows} for name in ("class", "method"))
     pairs = {(row["class"], row["method"]) for row in rows}
     if baseline in classes or len(methods) < 2:
@@ -383,6 +407,8 @@ def _jmh(document: Sequence[Record], baseline: str | None) -> Frame:
         reason = f"{TWO_LEVELS}, {' and '.join(shown)}"
         frame.roles |= {name: ("open", f"{reason}; {name!r}") for name in ("class", "method")}
     frame.notes.append("scoreError and scorePercentiles are of all forks together and not read")
+    if not any({"rawData", "rawDataHistogram"} & one["primaryMetric"].keys() for one in document):
+        frame.notes.append("JMH's forks are its runs, and this file lacks them: its JSON has them")
     if left_out:
         frame.notes.append(f"not read: {left_out} secondary metrics")
     return frame
@@ -395,6 +421,8 @@ def _name_methods(rows: Sequence[Record]) -> None:
     classes: dict[str, list[str]] = {}
     for row in rows:
         classes.setdefault(row["class"], []).append(row["method"])
+    if len(set(map(frozenset, classes.values()))) == 1:
+        return  # they are the same as they stand
     rests: dict[str, dict[str, str]] = {}
     for name, methods in classes.items():
         start = _shared_start(methods)

@@ -132,6 +132,10 @@ ENDED = re.compile(
     re.I,
 )
 PAIRED = {"metric", "value", "score", "result", "measure", "name"}  # of a metric and its value
+# Columns that say on what part of the data an arm was scored.
+TEST_SET = re.compile(
+    r"((eval|evaluation|test|data|dataset)_)?(splits?|splitting|partition)(_(name|type|method|by))?"
+)
 RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 RUN_IN_HEADER = re.compile(
     r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample)|"
@@ -175,7 +179,8 @@ class Results:
     columns of values, and their names say nothing of a metric. are_means: a cell is a mean of runs
     with its spread, and nothing numbers the rows, so that none of them is a run. runs_N, sd_N: of
     how many runs each value is the mean (0: not known), and their standard deviation (NaN: one run,
-    or not known); None where values are runs, or where `missing` says what must be told.
+    or not known); None where values are runs, or where `missing` says what must be told. splits:
+    {arm: a column of splits that nothing needs, and the ones that its rows are of}.
     """
 
     arms: tuple[str, ...]
@@ -206,6 +211,7 @@ class Results:
     runs_N: Codes | None = None
     sd_N: NDArray[np.float64] | None = None
     missing: str = ""
+    splits: Mapping[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
 
 def read_results(sources: Sequence[Source], columns: Columns | None = None) -> Results:
@@ -1478,9 +1484,25 @@ class _Reading:
             shares=frozenset(self.shares if not roles.is_long else ()),
             are_means=runs_N is None and not (has_seeds or roles.runs) and (
                 self.are_means or self._counts_runs() or bool(missing)
-            ), runs_N=runs_N, sd_N=sd_N, missing=missing,
+            ), runs_N=runs_N, sd_N=sd_N, missing=missing, splits=self._splits(),
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
+
+    def _splits(self) -> dict[str, tuple[str, frozenset[str]]]:
+        """{arm: the column of splits that nothing needs, and those that its rows are of}."""
+        arms, found = self.table["arm"], dict[str, tuple[str, frozenset[str]]]()
+        for name in self.roles.of("text"):
+            column = self.frame.columns.get(name)
+            if found or column is None or not TEST_SET.fullmatch(plain_name(name)):
+                continue
+            if len(column.present()) > 1:
+                texts = column.texts().taken(self.cells.row_N)
+                of_arms: dict[str, set[str]] = {}
+                for arm, code in np.unique(np.stack([arms.codes, texts.codes]), axis=1).T.tolist():
+                    own = of_arms.setdefault(text_of(arms.values[arm]), set())
+                    own |= {texts.values[code]} - {""}
+                found = {arm: (name, frozenset(own)) for arm, own in of_arms.items()}
+        return found
 
     def _counts_runs(self) -> bool:
         """Whether a column says of how many runs each row is the mean."""

@@ -227,6 +227,8 @@ MOST_NAMED_ARMS = 12  # columns that are arms, of which one may have the name of
 MOST_ANSWERS = 4  # distinct cells of a column of true and false, with blanks
 MOST_STATES = 15  # distinct ones of a column of states
 ROUND = 2  # significant digits of a setting, at most
+LEAST_DIGITS = 4  # of a number that was measured
+CROSSED = 0.75  # of the seeds that each number of a column has which an experiment chose
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
@@ -884,10 +886,14 @@ def _settle_split(frame: Frame, roles: Roles) -> None:
 def _settle_tasks(frame: Frame, told: Columns, roles: Roles) -> None:
     """The parts of the task: those that vary."""
     if "task" in told.names:
+        are_levels = all(frame.roles.get(each, ("",))[0] == "open" for each in told.names["task"])
+        roles.task = told.names["task"]
         for name in [each for each in roles.of("task") if each not in told.names["task"]]:
+            if are_levels and name in frame.roles:  # beside a level of keys that was asked for
+                roles.task = (*roles.task, name)
+                continue
             roles.given[name] = ("setting", "another column was told by --task-column")
             roles.unsettled.append(name)
-        roles.task = told.names["task"]
         return
     names = roles.of("task")
     varying = [name for name in names if len(frame.columns[name].present()) > 1]
@@ -1354,20 +1360,50 @@ def is_design(column: Column, arms_N: NDArray[np.int64]) -> bool:
     return bool(len(alike) and alike.max() > 1 and 2 * alike.max() > alike.sum())
 
 
+def _crosses_all(column: Column, frame: Frame, roles: Roles) -> bool:
+    """Whether a few whole numbers, not all of them 0 and 1, are each as often in every run of every
+    arm: an experiment chose them, whatever the name of the column.
+    """
+    if not roles.seed or frame.rows < LEAST_ROWS or not are_whole(column):
+        return False
+    if not column.is_there().all() or np.nanmax(column.numbers()) <= 1:
+        return False
+    runs = group_codes(frame, (*roles.arm, *roles.seed))
+    cells = np.bincount(runs * len(column.values) + column.codes)
+    count = len(np.unique(column.codes))
+    full = count * len(np.unique(runs))
+    return count > 1 and bool((cells > 0).sum() == full and cells.max() * full == frame.rows)
+
+
+def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
+    """Whether numbers of several digits are other ones for other seeds: they were measured."""
+    digits = _digits(column)
+    if are_whole(column) or not digits or digits[len(digits) // 2] < LEAST_DIGITS:
+        return False
+    seeds = group_codes(frame, roles.seed)
+    pairs = np.unique(np.stack([column.codes, seeds]), axis=1)
+    full = len(np.unique(column.codes)) * len(np.unique(seeds))
+    return pairs.shape[1] < CROSSED * full
+
+
 def _settle_design(frame: Frame, roles: Roles) -> None:
     """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
     often, in every arm; or, beside a known metric, so few that each is there four times.
     """
     open_values = [name for name in roles.values if roles.given[name] == ("metric", "numbers")]
     has_known = len(open_values) < len(roles.values)
-    if roles.is_long or roles.arms_are_columns or not open_values or not roles.arm:
+    if roles.is_long or roles.arms_are_columns or not roles.arm:
         return
+    for name in roles.values:
+        if is_known(name) and has_known and _crosses_all(frame.columns[name], frame, roles):
+            roles.given[name] = ("setting", "each of its few numbers is as often in every run")
     arms = group_codes(frame, roles.arm)
     for name in open_values:
         if any(cell.note == PERCENT_NOTE for cell in frame.columns[name].cells):
             continue  # no setting is written so
         rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
+        is_few &= not _differs_by_seed(frame.columns[name], frame, roles)
         if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
             roles.given[name] = ("setting", "the same few numbers in every arm")
     _keep_values(frame, roles)
@@ -1427,7 +1463,10 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
         plain = plain_name(name)
         if name == "file" and name not in roles.given:
             roles.given[name] = ("identifier", "the name of the file")
-        elif (role == "setting" and reason != HOLDS_SETTINGS) or (
+        elif (
+            role == "setting" and reason != HOLDS_SETTINGS
+            and not _differs_by_seed(frame.columns[name], frame, roles)
+        ) or (
             role == "count" and is_design(frame.columns[name], arms)
         ) or (role == "text" and not reason) or (
             roles.arms_are_columns and role in ("count", "setting", "identifier") and (
