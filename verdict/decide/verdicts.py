@@ -52,7 +52,9 @@ LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 MOST_CHECKED = 200  # runs of a column that may be an average
 MOSTLY = 0.9  # of the rows, where a file may have mistakes
+SIGNS = re.compile(r"[/:]+|\.+(?!\d)")  # between the parts of a name, not in a number
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
+MEAN_WORDS = {"score", "scores"}  # which may stand in the name of any metric
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 LEAST_ALIKE = 3  # different values of a task that another one repeats
@@ -345,11 +347,8 @@ def _named(results: Results, question: Question, notes: list[str]) -> tuple[Resu
 
 def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
     """The same with the names of some tasks as their rest and this metric."""
-    plain, places = plain_name(metric), np.array([task in kept for task in results.tasks])
-    tasks = []
-    for task in results.tasks:
-        rest = [part for part in _parts(task) if plain_name(part).removesuffix("_mean") != plain]
-        tasks.append("/".join(rest) if task in kept and rest else task)
+    places = np.array([task in kept for task in results.tasks])
+    tasks = [_rest(task, metric) if task in kept else task for task in results.tasks]
     if len(set(tasks)) < len(tasks):
         tasks = list(results.tasks)
     is_kept_N = places[results.task_N]
@@ -360,19 +359,32 @@ def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
     )  # fmt: skip
 
 
+def _rest(name: str, metric: str) -> str:
+    """The name of a task without this metric; the whole where nothing else is left."""
+    plain = plain_name(metric)
+    rest = [part for part in _parts(name) if plain_name(part).removesuffix("_mean") != plain]
+    if rest == _parts(name):  # it ends in several words
+        words = name.split(" ")
+        n = next(n for n in range(len(words)) if plain_name(" ".join(words[n:])) == plain)
+        rest = [" ".join(words[:n])]
+    return ("/" if SIGNS.search(name) else " ").join(rest) or name
+
+
 def _parts(name: str) -> list[str]:
     """What stands between the signs of a name, or its words where it has none."""
-    return re.split("[/.:]+" if re.search("[/.:]", name) else " ", name)
+    return SIGNS.split(name) if SIGNS.search(name) else name.split(" ")
 
 
 def _ending_in(names: Sequence[str], metric: str) -> list[str]:
     """The names of which a metric is the first or the last part, those of the fewest parts: the
-    whole before its slices.
+    whole before its slices. The last words after a blank are the last one of two parts.
     """
     plain, found = plain_name(metric), dict[str, int]()
     for name in names:
-        parts = list(map(plain_name, _parts(name)))
-        if plain in (parts[0], parts[-1], parts[-1].removesuffix("_mean")):
+        parts, words = list(map(plain_name, _parts(name))), name.split(" ")
+        if any(plain_name(" ".join(words[n:])) == plain for n in range(1, len(words))):
+            found[name] = 2
+        elif plain in (parts[0], parts[-1], parts[-1].removesuffix("_mean")):
             found[name] = len(parts)
     return [name for name, count in found.items() if count == min(found.values())]
 
@@ -923,9 +935,18 @@ def _samples_of(
 def _averages(tables: Mapping[str, TaskScores]) -> list[str]:
     """Columns that are averages of others, by their name and by arithmetic."""
     open_ = [task for task in tables if not _is_bare(task, tables[task])]
-    parts = [tables[task] for task in open_ if not is_average(task)]
+    others = [task for task in open_ if not is_average(task)]
+    parts = [tables[task] for task in others]
     named = [task for task in open_ if is_average(task)] if len(parts) > 1 else []
-    return [task for task in named if _is_mean(task, tables[task], parts)]
+    alike = {
+        task: [p for one, p in zip(others, parts, strict=True)
+               if deciding_words(one) - MEAN_WORDS == deciding_words(task) - MEAN_WORDS]
+        for task in named
+    }  # fmt: skip
+    return [
+        task for task in named
+        if any(_is_mean(task, tables[task], of) for of in (parts, alike[task]) if len(of) > 1)
+    ]  # fmt: skip
 
 
 def _is_mean(task: str, scores: TaskScores, parts: Sequence[TaskScores]) -> bool:

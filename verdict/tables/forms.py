@@ -394,19 +394,20 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
         elif re.fullmatch(r"\s*(={3,}|-{3,})\s*", line) and place and _is_caption(lines[place - 1]):
             title = _heading(lines[place - 1])
         is_rule = "-" in line and MARKDOWN_RULE.fullmatch(line) is not None
-        if not is_rule or not place or "|" not in lines[place - 1]:
+        head = place - 1 - (place > 1 and not lines[place - 1].strip())
+        if not is_rule or not place or "|" not in lines[head]:
             place += 1
             continue
-        rows, end = [_markdown_cells(lines[place - 1])], place + 1
-        while end < len(lines) and "|" in lines[end]:
-            if not MARKDOWN_RULE.fullmatch(lines[end]):
-                rows.append(_markdown_cells(lines[end]))
-            end += 1
-        line = next((one for one in reversed(lines[: place - 1]) if one.strip()), "")
+        rows, end = [_markdown_cells(lines[head])], place + 1
+        while (row := _next_row(lines, end, len(rows[0]))) is not None:
+            if not MARKDOWN_RULE.fullmatch(lines[row]):
+                rows.append(_markdown_cells(lines[row]))
+            end = row + 1
+        line = next((one for one in reversed(lines[:head]) if one.strip()), "")
         parent = ": ".join([*above.values()][-2:])
         caption = ": ".join(filter(None, (title, _heading(line) * _is_caption(line))))
         longer.append((parent, caption))
-        grids.append(Grid(rows, title, named=True, line=place))
+        grids.append(Grid(rows, title, named=True, line=head + 1))
         place = end
     for own in {grid.title for grid in grids}:
         places = [n for n, grid in enumerate(grids) if grid.title == own]
@@ -416,6 +417,19 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
                     grids[n] = replace(grids[n], title=title)
                 break
     return grids
+
+
+def _next_row(lines: Sequence[str], place: int, width: int) -> int | None:
+    """The place of the next row of a table of Markdown: in this line, or of equal width below one
+    blank line, where no rule follows, which would make it the head of another table.
+    """
+    if place < len(lines) and "|" in lines[place]:
+        return place
+    below = [n for n in range(place + 1, min(place + 4, len(lines))) if lines[n].strip()]
+    is_row = place + 1 in below and lines[place + 1].strip()[0] == "|"
+    if not is_row or lines[place].strip() or len(_markdown_cells(lines[place + 1])) != width:
+        return None
+    return None if len(below) > 1 and MARKDOWN_RULE.fullmatch(lines[below[1]]) else place + 1
 
 
 def _is_caption(line: str) -> bool:

@@ -73,6 +73,7 @@ from clipmill.verdict.tables.roles import (
     group_codes,
     is_design,
     is_tested_on,
+    middle_digits,
     name_role,
     of_each_row,
     quoted,
@@ -112,6 +113,7 @@ TIME_IN_NAME = re.compile(
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
+    r"(mean|avg|average|total|overall) ?[(\[].*[)\]]|"  # of some of the rows
     r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|overall|"
     r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
     r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average)?|\(?(micro|macro) avg\.?\)?)",
@@ -146,6 +148,8 @@ OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
+LEAST_REPEATED = 8  # digits of the values of a row in which no two runs agree
+MOST_REPEATED = 20_000  # rows of a table in which a text that changes nothing is looked for
 MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a question
 MOST_WORDS = 9  # columns of an answer, where another one has fewer
 MOST_CHOICES = 2  # of values for --where
@@ -758,6 +762,7 @@ class _Reading:
         self._choose_split()
         self._leave_out_summaries()
         self._leave_out_nameless()
+        self._leave_out_repeats()
         self._number_seeds()
         self._average_inside()
         self._take_values()
@@ -871,9 +876,23 @@ class _Reading:
             self.notes.append(f"{name}: {shown} is taken for a run that ended")
         if column.is_in(bad).all():
             raise ValueError(f"no run ended: {name!r} is {values_of(column)} in every row")
+        self._leave_out_unmeasured(column.is_in(bad))
         for text in bad:
             kept = ~self.frame.columns[name].is_in({text})
             self._keep_rows(kept, f"of runs that did not end ({name} is {text!r})")
+
+    def _leave_out_unmeasured(self, is_bad_N: Mask) -> None:
+        """Takes columns of values that stand in all rows of runs that failed, where most others are
+        empty, for no values of these runs: they were not measured by any.
+        """
+        there = {name: self.frame.columns[name].is_there()[is_bad_N] for name in self.roles.values}
+        whole = [name for name, own in there.items() if own.all()]
+        blank = sum(not own.any() for own in there.values())
+        if is_bad_N.any() and whole and 2 * blank > len(there) and not self.roles.is_long:
+            self.roles.values = tuple(name for name in self.roles.values if name not in whole)
+            self.roles.give("setting", whole, "it stands where a run failed too")
+            shown = ", ".join(whole[:SHOWN])
+            self.notes.append(f"{shown}: no value of a run, as it stands where a run failed too")
 
     def _choose_split(self) -> None:
         """The rows of the test set, where a column names several splits."""
@@ -956,6 +975,34 @@ class _Reading:
                 self._keep_rows(there, f"without {what} ({shown} blank)")
         if not self.frame.rows:
             raise ValueError("no row names an arm: give the column with --arm")
+
+    def _leave_out_repeats(self) -> None:
+        """Leaves out rows without seeds that repeat another row of their arm in all values, with
+        enough digits that no two runs agree in them, and differ from it in times alone; also those
+        of all but one text of a column that nothing needs, where it changes no value of any arm.
+        """
+        roles, frame = self.roles, self.frame
+        digits = [middle_digits(frame.columns[name]) for name in roles.values]
+        if roles.seed or roles.runs or roles.is_long or frame.history or not roles.arm or (
+            len(digits) < 2 or sum(digits) < LEAST_REPEATED
+        ):  # fmt: skip
+            return
+        others = [name for name in frame.columns if roles.given[name][0] != "time"]
+        for name in roles.of("text") if frame.rows <= MOST_REPEATED else ():
+            column = frame.columns[name].texts()
+            rest_N = group_codes(frame, [each for each in others if each != name])
+            present = np.unique(column.codes)
+            cells = np.unique(np.stack([rest_N, column.codes]), axis=1, return_counts=True)[1]
+            is_full = len(present) * len(np.unique(rest_N)) == len(cells) == frame.rows
+            if len(present) > 1 and is_full:
+                first = column.values[column.codes[0]]
+                what = f"that are those of {name} {first!r} again, with equal values"
+                self._keep_rows(column.is_in({first}), what)
+                return
+        rows_N = group_codes(frame, others)
+        first_N = np.zeros(frame.rows, bool)
+        first_N[np.unique(rows_N, return_index=True)[1]] = True
+        self._keep_rows(first_N, "that repeat another row of their arm in all values")
 
     def _number_seeds(self) -> None:
         """Numbers the seeds of each task, where each task has seeds of its own: so that the first
@@ -1451,6 +1498,8 @@ class _Reading:
             there |= np.bincount(arms_N, there)[arms_N] == 0  # arms that never have one are kept
             self._keep_cells(there, "without a seed")
         self._keep_one_each(has_seeds)
+        if not has_seeds:
+            self._check_double_keys()
         roles, table, cells = self.roles, self.table, self.cells
         if has_seeds:
             seed_N, seeds = _seed_numbers(table["seed"])
@@ -1667,6 +1716,36 @@ class _Reading:
             kept = np.zeros(len(keys_N), bool)
             kept[order[first]] = True
             self._keep_cells(kept, "that repeat another row of their run")
+
+    def _check_double_keys(self) -> None:
+        """ValueError, a question, where one task has several rows for each arm and the others have
+        one: these may be two test sets of one name, and no runs.
+        """
+        roles = self.roles
+        if len(roles.task) != 1 or roles.runs or "task" not in self.table:
+            return
+        tasks, keys_N = self.table["task"], self._key("arm", "block", "task", "metric", "scale")
+        counts, own = np.bincount(keys_N), Counter[str]()
+        for code in np.unique(tasks.codes).tolist():
+            of_task = counts[np.unique(keys_N[tasks.codes == code])]
+            if len(of_task) < 2 or of_task.min() != of_task.max():
+                return
+            own[text_of(tasks.values[code])] = int(of_task[0])
+        double = [task for task, count in own.items() if count > 1]
+        single = [task for task, count in own.items() if count == 1]
+        if not double or not single:
+            return
+        (name,) = roles.task
+        ways = [
+            Way(what, where=tuple((name, task) for task in of))
+            for what, of in (("the others", single), ("its rows are runs", double))
+        ]
+        count = own[double[0]]
+        raise Open(
+            f"{name} {double[0]!r} has {count} rows for each arm, and {single[0]!r} has one: they "
+            f"may be {count} test sets of one name, or runs; name a column that tells them apart, "
+            "or choose ", ways, ()
+        )  # fmt: skip
 
     def _shares_seeds(self) -> bool:
         """Whether some seed is of two arms."""

@@ -652,11 +652,17 @@ def _digits(column: Column) -> list[int]:
     return sorted(len(re.sub(r"^[0.]+|\.|e.*", "", text).rstrip("0")) for text in texts)
 
 
+def middle_digits(column: Column) -> int:
+    """How many significant digits most distinct numbers of a column have, or fewer."""
+    digits = _digits(column)
+    return digits[len(digits) // 2] if digits else 0
+
+
 def are_measured(column: Column) -> bool:
     """Whether numbers hardly repeat and most have several digits, as results have, not settings."""
     digits, rows = _digits(column), int(column.is_there().sum())
     least = 3 if rows >= LEAST_ROWS else 4
-    middle = digits[len(digits) // 2] if digits else 0
+    middle = middle_digits(column)
     is_long = len(digits) >= LEAST_ROWS and middle > least + 1
     return is_long or (2 * len(digits) > rows > 1 and middle >= least)
 
@@ -1377,8 +1383,7 @@ def _crosses_all(column: Column, frame: Frame, roles: Roles) -> bool:
 
 def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
     """Whether numbers of several digits are other ones for other seeds: they were measured."""
-    digits = _digits(column)
-    if are_whole(column) or not digits or digits[len(digits) // 2] < LEAST_DIGITS:
+    if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
         return False
     seeds = group_codes(frame, roles.seed)
     pairs = np.unique(np.stack([column.codes, seeds]), axis=1)
