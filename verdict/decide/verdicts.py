@@ -56,6 +56,7 @@ SIGNS = re.compile(r"[/:]+|\.+(?!\d)")  # between the parts of a name, not in a 
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
 MEAN_WORDS = {"score", "scores"}  # which may stand in the name of any metric
 LEAST_PERCENT = 1.5  # a value above it is no share
+OTHER_SIZE = 1000.0  # so many times larger are values of one block than those of another one
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 LEAST_ALIKE = 3  # different values of a task that another one repeats
 WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
@@ -230,6 +231,9 @@ def decide(results: Results, question: Question) -> Decision:
     over, analysed = _over(table, tables), tables
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
+        over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+    if over and (apart := _of_other_sizes(table, tables)):
+        refusals.append(apart)
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
     are_means = results.are_means and not over
     if are_means:
@@ -708,6 +712,30 @@ def _over(table: _Table, tables: Mapping[str, TaskScores]) -> str:
         return ""
     names = " and ".join(map(repr, table.results.block_columns))
     return f"{len(table.results.blocks)} values of {names}, one run each"
+
+
+def _of_other_sizes(table: _Table, tables: Mapping[str, TaskScores]) -> str:
+    """Why blocks of one run each have no mean: their values, without a unit, are of such different
+    sizes that it would be that of the largest; "" where they are not.
+    """
+    for scores in tables.values():
+        sizes: dict[int, list[float]] = {}
+        for own in scores.values.values():
+            for run, value in own.items():
+                sizes.setdefault(table.blocks[run], []).append(abs(value))
+        most = {block: max(own) for block, own in sizes.items() if len(own) > 1 and max(own) > 0}
+        if scores.unit == "share" or not most or max(most.values()) < OTHER_SIZE * min(
+            most.values()
+        ):  # fmt: skip
+            continue
+        low, high = (end(most, key=lambda block: most[block]) for end in (min, max))
+        names, columns = table.results.blocks, " ".join(map(quoted, table.results.block_columns))
+        return (
+            f"no verdict: values are up to {most[low]:.3g} in block {names[low]!r} and "
+            f"{most[high]:.3g} in {names[high]!r}, so that a mean over blocks is that of the "
+            f"largest; --task-column {columns} compares in each"
+        )
+    return ""
 
 
 def _over_blocks(r: Results, notes: list[str]) -> Results:

@@ -48,6 +48,7 @@ RUN_LIST = re.compile(
 )  # fmt: skip
 OF_ARMS = {*BASELINES, "naive", "proposed", "ours", "random", "vanilla", "original"}  # keys
 MEANS = re.compile(r"(mean|avg|average)s?([._/ -]|$)", re.I)
+ONE_SEED = re.compile(r"(\w+_)?seeds?(_runs?|_used)?", re.I)
 SEED_LIST = re.compile(
     r"((per|by|each|cv)_)?(\w+_)?(seeds?(_\w+)?|folds?|runs?|trials?|repeats?)", re.I
 )
@@ -87,6 +88,8 @@ def flat(row: Mapping[str, Any]) -> Record:
             one[key] = dict(flat(value).items())
         elif isinstance(value, dict):
             one |= {f"{key}.{inner}": each for inner, each in flat(value).items()}
+        elif isinstance(value, list) and len(value) == 1 and ONE_SEED.fullmatch(key):
+            one[key] = value[0]  # of a run that one seed made
         else:
             one[key] = value
     return one

@@ -8,6 +8,7 @@ counted, what is guessed is a note, and what cannot be known is a question in on
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import re
 from collections import Counter
@@ -906,6 +907,7 @@ class _Reading:
         ):
             tests = [word for word in words if wanted & set(re.split(r"[^a-z]+", word.lower()))]
             if len(tests) == 1:
+                self._check_runs_elsewhere(name, tests[0], words)
                 others = ", ".join(word for word in words if word != tests[0])
                 self.notes.append(f"{name}: the rows of {tests[0]!r} count (--where {name}=…)")
                 kept = self.frame.columns[name].is_in(tests)
@@ -915,6 +917,33 @@ class _Reading:
                 break
         self.roles.task = (*self.roles.task, name)
         self.roles.given[name] = ("task", "splits are parts of the task")
+
+    def _check_runs_elsewhere(self, name: str, test: str, words: Sequence[str]) -> None:
+        """ValueError, a question, where the test set has one run of each arm and another split has
+        several, which a column counts that is empty in the rows of the test set.
+        """
+        roles, frame = self.roles, self.frame
+        cells = group_codes(frame, (*roles.arm, *roles.task, *roles.metric))
+        is_test = frame.columns[name].is_in({test})
+        if not is_test.any() or np.bincount(cells[is_test]).max() > 1 or roles.arms_are_columns:
+            return
+        for other, column in itertools.product(words, (*roles.seed, *roles.unsettled)):
+            own, is_other = frame.columns[column], frame.columns[name].is_in({other})
+            there = own.is_there()
+            if other == test or (there & is_test).any() or not there[is_other].all():
+                continue
+            runs = _refined(cells, own.codes)[is_other]
+            if len(own.taken(is_other).present()) < 2 or np.bincount(runs).max() > 1:
+                continue
+            ways = [
+                Way(f"each {column} {what}", {role: (column,)}, where=((name, other),))
+                for role, what in (("block", "crosses the arms"), ("seed", "is a run"))
+            ]
+            ways.append(Way("one run of each arm", where=((name, test),)))
+            raise Open(
+                f"{name} {test!r} has one run of each arm, and {other!r} has several, by "
+                f"{self._shown(column)}: which of them counts? ", ways, ()
+            )  # fmt: skip
 
     def _leave_out_summaries(self) -> None:
         """Leaves out rows that are means or deviations of others."""
@@ -1304,15 +1333,22 @@ class _Reading:
             return
         example = next(iter(taken))
         shown = f"({example!r} is {taken[example][0]!r}, seed {taken[example][1]})"
-        if roles.seed:  # the name ends in the seed of its row
-            seeds = table["seed"].values
-            pairs = np.unique(np.stack([arms.codes, table["seed"].codes]), axis=1)
+        if roles.seed:  # the name ends in the seed of its row, or its row has none
+            column = table["seed"]
+            pairs = np.unique(np.stack([arms.codes, column.codes]), axis=1).T.tolist()
+            told = {
+                (a, s): (column.values[s], taken.get(arms.values[a], ("", column.values[s]))[1])
+                for a, s in pairs
+            }  # fmt: skip
             if any(
-                arms.values[a] in taken
-                and read_cell(taken[arms.values[a]][1]).value != read_cell(seeds[s]).value
-                for a, s in pairs.T.tolist()
+                own and read_cell(own).value != read_cell(in_name).value
+                for own, in_name in told.values()
             ):
                 return
+            codes = arms.codes.astype(np.int64) * len(column.values) + column.codes
+            distinct, inverse = np.unique(codes, return_inverse=True)
+            of_cells = [told[divmod(code, len(column.values))][1] for code in distinct.tolist()]
+            table["seed"] = recoded(of_cells, inverse.astype(np.int32))
             self.notes.append(f"arm: without the seed in its name {shown}")
         else:
             table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])

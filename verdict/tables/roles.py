@@ -67,7 +67,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("count", r"best_(epoch|step|iter|iteration|round)|\w+_this_(epoch|step|iter|round)",
          "by its name: when it was best, or a part of a step"),
         ("seed", r"(?!(n|num|nb|number|total|count)_)(\w+_)?(random_)?(seeds?|"
-         r"random_state|rng)(_?(id|no|num|number|idx|index|value))?",
+         r"random_state|rng)(_?(id|no|num|number|idx|index|value|runs?|used))?",
          "by its name: tells runs apart"),
         ("seed", r"replicates?|replications?|repetitions?|repeats?|reps?|trials?|launch|"
         r"attempt|restart|"
@@ -174,6 +174,7 @@ SPREAD_OF = re.compile(
 DERIVED = re.compile(
     r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
 )
+DERIVED_WORDS = re.compile(r"speed_?up|slow_?down|ratio|factor|gain|relative|improvement|times")
 FLAGS = re.compile(r"(has|use|uses|used|with|no|do|enable|enabled|require)_.*")
 SPREAD_BEFORE = re.compile(
     r"^(std|stdev|stddev|std_?dev|stderr|sem|se|sd|var|variance|ci|err|error|min|max|lower|upper|n|"
@@ -219,6 +220,7 @@ NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 NAMED = "told by --metric or --task"
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
+NEAR = 0.01  # of a quotient that is written with few digits
 SHOWN = 4  # values of a column in a message
 MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked at
 # How many times larger a column of one metric may be than another one, over tasks and over runs.
@@ -386,6 +388,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
     _settle_settings(frame, roles)
     _settle_arm(frame, told, roles, several_files)
     _complete_columns(frame, roles, numeric)
+    _leave_out_beside_arms(frame, told, roles)
     _settle_rest(frame, told, roles)
     if not roles.values:
         _measure_times(frame, roles)
@@ -785,6 +788,42 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
             if size > 0 and off[there].max() <= 0.01 * size and gap[there].std() > 0:
                 roles.given[name] = ("spread", f"{one} less {other}: no value of its own")
     roles.values = tuple(name for name in roles.values if roles.given[name][0] != "spread")
+
+
+def _quotient(name: str, numbers: Mapping[str, NDArray[np.float64]]) -> str:
+    """The two columns of whose values a column is the quotient in every row; "" for none."""
+    for one, other in itertools.permutations((each for each in numbers if each != name), 2):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = numbers[one] / numbers[other]
+        there = np.isfinite(ratio) & np.isfinite(numbers[name])
+        off = np.abs(numbers[name][there] - ratio[there])
+        is_varied = there.sum() > 2 and np.ptp(ratio[there]) > 0
+        if is_varied and (off <= NEAR * np.abs(ratio[there])).all():
+            return f"{one} over {other}"
+    return ""
+
+
+def _leave_out_beside_arms(frame: Frame, told: Columns, roles: Roles) -> None:
+    """Columns beside arms as columns that are a quotient of two of them, or in one row alone."""
+    if not roles.arms_are_columns or len(roles.values) < 3 or "value" in told.names:
+        return
+    numbers = {name: frame.columns[name].numbers() for name in roles.values}
+    counts = {name: int((~np.isnan(own)).sum()) for name, own in numbers.items()}
+    for name in roles.values if len(roles.values) <= MOST_DERIVED else ():
+        if name == told.baseline:
+            continue
+        if counts[name] == 1 and sorted(counts.values())[-2] > 2:
+            roles.given[name] = ("setting", "in one row alone")
+        elif DERIVED_WORDS.search(plain_name(name)) and (of := _quotient(name, numbers)):
+            roles.given[name] = ("spread", f"{of}: no value of its own")
+    roles.values = tuple(
+        name for name in roles.values if roles.given[name][0] not in ("setting", "spread")
+    )
+
+
+def _are_answers(column: Column) -> bool:
+    """Whether all cells are true or false."""
+    return {text_of(each).lower() for each in column.present()} <= {"true", "false"}
 
 
 def _are_complements(one: Column, other: Column) -> bool:
@@ -1382,13 +1421,15 @@ def _crosses_all(column: Column, frame: Frame, roles: Roles) -> bool:
 
 
 def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
-    """Whether numbers of several digits are other ones for other seeds: they were measured."""
+    """Whether numbers of several digits are other ones for other seeds, which several runs share:
+    they were measured.
+    """
     if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
         return False
-    seeds = group_codes(frame, roles.seed)
-    pairs = np.unique(np.stack([column.codes, seeds]), axis=1)
-    full = len(np.unique(column.codes)) * len(np.unique(seeds))
-    return pairs.shape[1] < CROSSED * full
+    seeds, runs = group_codes(frame, roles.seed), group_codes(frame, (*roles.arm, *roles.seed))
+    count, pairs = len(np.unique(seeds)), np.unique(np.stack([column.codes, seeds]), axis=1)
+    full = len(np.unique(column.codes)) * count
+    return len(np.unique(runs)) >= 2 * count and pairs.shape[1] < CROSSED * full
 
 
 def _settle_design(frame: Frame, roles: Roles) -> None:
@@ -1414,12 +1455,32 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
     _keep_values(frame, roles)
 
 
+def _join_nested(frame: Frame, told: Columns, roles: Roles) -> None:
+    """Makes tasks parts of the block where each block lies in one of several tasks, as pictures in
+    their data sets: no run has two tasks, so that an average over them would be of none.
+    """
+    if not roles.block or not roles.task or "task" in told.names or roles.is_long:
+        return
+    tasks, blocks = group_codes(frame, roles.task), group_codes(frame, roles.block)
+    pairs = np.unique(np.stack([blocks, tasks]), axis=1)
+    texts = {text_of(each) for name in roles.task for each in frame.columns[name].present()}
+    count = len(np.unique(tasks))
+    if count < 2 or pairs.shape[1] > len(np.unique(blocks)) or pairs.shape[1] < 2 * count:
+        return
+    if texts & {*told.named}:
+        return
+    roles.block = (*roles.task, *roles.block)
+    roles.give("block", roles.task, "each block lies in one of them")
+    roles.task = ()
+
+
 def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
     """Steps, scales, blocks, and what is left: a text, or a column that nothing needs yet."""
     _settle_runs(frame, roles)
     _settle_design(frame, roles)
     roles.block = told.names.get("block", ())
     roles.values = tuple(name for name in roles.values if name not in roles.block)
+    _join_nested(frame, told, roles)
     steps = roles.of("step")
     if "step" in told.names:
         roles.step = told.names["step"][0]
@@ -1448,7 +1509,9 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
         labels = [
             name
             for name, given in roles.given.items()
-            if given == ("text", "") and not CROSSING.fullmatch(plain_name(name))
+            if given == ("text", "")
+            and not CROSSING.fullmatch(plain_name(name))
+            and not _are_answers(frame.columns[name])
         ]
         if len(labels) == 1:
             roles.task = (labels[0],)
