@@ -52,7 +52,7 @@ LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 MOST_CHECKED = 200  # runs of a column that may be an average
 MOSTLY = 0.9  # of the rows, where a file may have mistakes
-SIGNS = re.compile(r"[/:]+|\.+(?!\d)")  # between the parts of a name, not in a number
+SIGNS = re.compile(r"[/:]+|\.+(?=[^\d.])")  # between the parts of a name, not in a number
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
 MEAN_WORDS = {"score", "scores"}  # which may stand in the name of any metric
 LEAST_PERCENT = 1.5  # a value above it is no share
@@ -187,7 +187,7 @@ def decide(results: Results, question: Question) -> Decision:
         own = baseline_arm(results.arms, question.baseline)
         question = replace(question, baseline=own or question.baseline)
     _check_names(results, question)
-    plain = _table(results, question)
+    plain = _table(_with_spreads(results, notes), question)
     table = _of_means(plain, question, notes)
     from_means, results = table is not plain, table.results
     arms_out = _copies(results, question, notes)
@@ -337,7 +337,7 @@ def _named(results: Results, question: Question, notes: list[str]) -> tuple[Resu
             continue
         notes.append(f"metric: {metric!r} is that of {_some(kept)}")
         if not is_task and len(kept) > 1:
-            raise ValueError(f"--metric {metric} is a part of {_some(kept)}: name one of them")
+            return _with_parts(results, kept, metric), question
         if not is_task:
             return results, replace(question, metric=kept[0])
         if len(kept) == 1:
@@ -360,6 +360,26 @@ def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
         results, tasks=tuple(tasks), metrics=(*results.metrics, metric),
         metric_N=np.where(is_kept_N, len(results.metrics), results.metric_N),
         shares=results.shares | ({metric} if results.shares & {*kept} else frozenset()),
+    )  # fmt: skip
+
+
+def _with_parts(results: Results, kept: Sequence[str], metric: str) -> Results:
+    """The same with the rest of the names of some metrics in the names of the tasks."""
+    rests = {name: _rest(name, metric) for name in kept}
+    places = np.array([name in rests for name in results.metrics])[results.metric_N]
+    codes = np.where(places, results.metric_N, len(results.metrics))
+    pairs, task_N = np.unique(np.stack([results.task_N, codes]), axis=1, return_inverse=True)
+    tasks = []
+    for task, code in pairs.T.tolist():
+        name = results.tasks[task]
+        rest = rests[results.metrics[code]] if code < len(results.metrics) else ""
+        tasks.append(" ".join(filter(None, (name if name != "task" or not rest else "", rest))))
+    if len(set(tasks)) < len(tasks):
+        raise ValueError(f"--metric {metric} is a part of {_some(kept)}: name one of them")
+    return replace(
+        results, tasks=tuple(tasks), task_N=task_N.reshape(-1),
+        metrics=(*results.metrics, metric),
+        metric_N=np.where(places, len(results.metrics), results.metric_N)
     )  # fmt: skip
 
 
@@ -467,15 +487,43 @@ def _of_means(table: _Table, question: Question, notes: list[str]) -> _Table:
     }
     left_out = [
         key for key, is_there in has_spread.items()
-        if not is_there and any(has_spread.values())
-        and question.task != key[0] and question.metric != key[1]
+        if not is_there and question.task != key[0] and any(
+            has for other, has in has_spread.items() if question.metric in (None, other[1])
+        )
     ]  # fmt: skip
     if left_out:
-        names = dict.fromkeys(task if name == "value" else name for task, name in left_out)
+        whole_out = {name for _, name in left_out} - {
+            name for _, name in has_spread.keys() - {*left_out}
+        }
+        names = dict.fromkeys(
+            name if name in whole_out and name != "value" else task for task, name in left_out
+        )
         notes.append(f"left out: {some(list(names))}, whose means have no spread")
     whole = _table(runs, question)
     kept = {key: of for key, of in whole.by_key.items() if key not in left_out}
     return replace(whole, by_key=kept)
+
+
+def _with_spreads(r: Results, notes: list[str]) -> Results:
+    """The means without those of a block none of which has a spread, beside blocks that have."""
+    if r.sd_N is None or r.runs_N is None or len(r.blocks) < 2:
+        return r
+    column_N = np.unique(np.stack([r.task_N, r.metric_N]), axis=1, return_inverse=True)[1]
+    column_N = column_N.reshape(-1)
+    cell_N, there_N = column_N * len(r.blocks) + r.block_N, ~np.isnan(r.sd_N)
+    bare_N = (np.bincount(cell_N, there_N)[cell_N] == 0) & (
+        np.bincount(column_N, there_N)[column_N] > 0
+    )
+    if not bare_N.any():
+        return r
+    names = list(dict.fromkeys(r.blocks[block] for block in r.block_N[bare_N].tolist()))
+    notes.append(f"left out: {some(names)}, whose means have no spread")
+    at = np.flatnonzero(~bare_N)
+    return replace(
+        r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
+        value_N=r.value_N[at], scale_N=r.scale_N[at], samples_N=r.samples_N[at],
+        higher_N=r.higher_N[at], block_N=r.block_N[at], runs_N=r.runs_N[at], sd_N=r.sd_N[at]
+    )  # fmt: skip
 
 
 def _arm_scores(

@@ -96,7 +96,8 @@ class Grid:
     """Rows of cells as they stand in a file. title: what it is called, or the words above it.
 
     named: its first row names the columns. line: where it begins, from 1. filled: cells of merged
-    ranges that hold what their first cell holds. notes: what was done to it.
+    ranges that hold what their first cell holds. notes: what was done to it. caption: all words
+    that name it.
     """
 
     rows: Iterable[Sequence[Any]]
@@ -105,6 +106,7 @@ class Grid:
     line: int = 1
     filled: int = 0
     notes: tuple[str, ...] = ()
+    caption: str = ""
 
 
 def frame_of_bytes(data: bytes, table: str | None = None, baseline: str | None = None) -> Frame:
@@ -407,7 +409,7 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
         parent = ": ".join([*above.values()][-2:])
         caption = ": ".join(filter(None, (title, _heading(line) * _is_caption(line))))
         longer.append((parent, caption))
-        grids.append(Grid(rows, title, named=True, line=head + 1))
+        grids.append(Grid(rows, title, named=True, line=head + 1, caption=caption))
         place = end
     for own in {grid.title for grid in grids}:
         places = [n for n, grid in enumerate(grids) if grid.title == own]
@@ -544,8 +546,9 @@ def _latex_grids(text: str) -> list[Grid]:
                 rows.append(_latex_cells(line))
         own = text[max(0, text.rfind("\\begin{table", 0, found.start())) : found.end() + 400]
         captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", own.split("\\end{table")[0])
-        title = _latex_text(captions[-1])[:60] if captions else ""
-        grids.append(Grid(_latex_filled(rows), title, line=text[: found.start()].count("\n") + 1))
+        caption = _latex_text(captions[-1]) if captions else ""
+        line = text[: found.start()].count("\n") + 1
+        grids.append(Grid(_latex_filled(rows), caption[:60], line=line, caption=caption))
     return grids
 
 
@@ -1008,7 +1011,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if joins:
         what = "rows have a separator in this text, which is one cell"
         frame.notes.append(f"{names[-1]}: {joins} {what}")
-    frame.parts = header.parts
+    frame.parts, frame.caption = header.parts, grid.caption or grid.title
     _leave_out_tail(frame, header.named)
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")

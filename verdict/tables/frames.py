@@ -158,7 +158,7 @@ class Frame:
     form: what the file is. roles: {column: (role, reason)} that the form knows. history: the file
     is what one run left behind, step by step: this column. notes: what was done to read it.
     left_out: {reason: rows} of lines that are no rows. tables: the titles of the tables that it was
-    put together from, which are its column `table`.
+    put together from, which are its column `table`. caption: the words that name it in the file.
     """
 
     columns: dict[str, Column]
@@ -171,6 +171,7 @@ class Frame:
     parts: dict[str, tuple[str, str]] = field(default_factory=dict)
     original: dict[str, tuple[str, str]] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    caption: str = ""
 
     def taken(self, rows: Mask | NDArray[np.int64]) -> Frame:
         """Some of the rows."""
@@ -228,6 +229,7 @@ def joined(frames: Sequence[Frame]) -> Frame:
         whole.parts |= frame.parts
         whole.original |= frame.original
         whole.tables = whole.tables or frame.tables
+        whole.caption = whole.caption or frame.caption
         for reason, count in frame.left_out.items():
             whole.left_out[reason] = whole.left_out.get(reason, 0) + count
     return whole

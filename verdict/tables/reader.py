@@ -84,8 +84,10 @@ from clipmill.verdict.tables.roles import (
 from clipmill.verdict.tables.spreads import (
     counts_runs,
     header_kind,
+    runs_said,
     samples_behind,
     spread_kind,
+    spread_said,
     standard_deviations,
     with_spreads_beside,
 )
@@ -738,11 +740,12 @@ class _Reading:
                          for one in found if one is not None]  # fmt: skip
             ways = tried or ways * (not question.otherwise)
             ways = [way for way in ways if way.size <= MOST_WORDS] or ways
+        missing = _missing(ways)
         texts = [way.text for way in ways]
         if titles := next((f.tables for f in frames if f.tables and "table" in question.names), ()):
             texts.append(f"--table {quoted(titles[0])} (one of these tables)")
         shown = ", ".join(dict.fromkeys(texts))
-        return f"{question.text}{shown or question.otherwise}"
+        return f"{question.text}{shown or question.otherwise}{missing}"
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
@@ -1640,6 +1643,13 @@ class _Reading:
                 raise ValueError(option + none)
             return None, None, ""
         runs_N = np.full(len(cells.row_N), told.runs, np.int64)
+        kind, runs = spread_said(self.frame.caption), runs_said(self.frame.caption)
+        if kind and (there_N & (kind_N == "")).any():
+            kind_N[kind_N == ""] = kind
+            self.notes.append(f"spread: {kind}, as the caption says")
+        if runs and not (told.runs or roles.run_count):
+            runs_N[:] = runs
+            self.notes.append(f"runs: {runs} of each mean, as the caption says (--runs)")
         if roles.run_count and not told.runs:
             counts = self.frame.columns[roles.run_count].numbers()[cells.row_N]
             runs_N = np.nan_to_num(counts).astype(np.int64)
@@ -2169,7 +2179,15 @@ def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) ->
         if baseline:
             own = pairs[0][pairs[1] == results.arms.index(baseline)]
             is_shared &= bool((arms[own] > 1).any())
-    return way if reading._one_arm() is None and has_baseline and is_shared else None
+    is_compared = reading._one_arm() is None and has_baseline and is_shared
+    return replace(way, missing=results.missing) if is_compared else None
+
+
+def _missing(ways: Sequence[Way]) -> str:
+    """What all answers need beside them, as their values are means with spreads."""
+    needed = {way.missing for way in ways}
+    text = needed.pop() if len(needed) == 1 else ""
+    return text and f"; the values are means with their spreads, so give {text} too"
 
 
 def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) -> str:
@@ -2178,14 +2196,18 @@ def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) ->
     """
     most = max(MOST_NAMED, MOST_WORDS // len(several.labels))
     for baseline in dict.fromkeys((told.baseline, None)):
+        ways = [
+            (label, way) for label in several.labels
+            for way in _ways_of(paths, replace(told, table=label, baseline=baseline))[:most]
+        ]  # fmt: skip
         texts = [
             re.sub(r"\s+", " ", f"--table {quoted(label)} {way.text}").strip()
-            for label in several.labels
-            for way in _ways_of(paths, replace(told, table=label, baseline=baseline))[:most]
+            for label, way in ways
         ]
+        missing = _missing([way for _, way in ways])
         if texts:
             lost = f"; none of them has an arm {told.baseline!r}" * (baseline != told.baseline)
-            return f"{several.text}: choose one with {', '.join(texts)}{lost}"
+            return f"{several.text}: choose one with {', '.join(texts)}{lost}{missing}"
     return str(several)
 
 
@@ -2204,7 +2226,8 @@ def _ways_of(paths: Sequence[str], told: Columns) -> list[Way]:
     else:
         one = reading._one_arm()
         more = ", …" * (len(results.arms) > MOST_NAMED)
-        ways = one.ways if one else [Way(", ".join(results.arms[:MOST_NAMED]) + more)]
+        shown = ", ".join(results.arms[:MOST_NAMED]) + more
+        ways = one.ways if one else [Way(shown, missing=results.missing)]
     tried = [_completed(frames, told, way) for way in ways]
     return [way for way in tried if way is not None]
 

@@ -266,7 +266,7 @@ class Way:
     """An answer to a question: columns of roles, or values that choose rows.
 
     grows: the role that takes what the answer leaves open, `where` for further values; "": none.
-    pattern: of the arms' names.
+    pattern: of the arms' names. missing: what must be told of means beside it.
     """
 
     what: str
@@ -274,6 +274,7 @@ class Way:
     grows: str = ""
     where: Chosen = ()
     pattern: str | None = None
+    missing: str = ""
 
     @property
     def text(self) -> str:

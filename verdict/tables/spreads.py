@@ -34,6 +34,12 @@ RUN_COUNT = re.compile(
     r"(seeds?|runs?|folds?|trials?|repeats?|repetitions?|replicates?|splits)(_(count|n|num))?"
 )
 ONE_RUN = re.compile(r"seed|run|fold|trial|repeat|repetition|replicate|splits")  # no count
+# What a caption says of the runs of each mean: `mean ± std over three seeds`, `average of 5 runs`.
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+RUNS_SAID = re.compile(
+    rf"\b(\d{{1,3}}|{'|'.join(NUMBERS)}) +((?!and |or )[a-z-]+ +){{0,2}}"
+    r"(seeds?|runs?|trials?|repetitions?|repeats?|initiali[sz]ations?)\b", re.I
+)  # fmt: skip
 SPREAD_WORD = re.compile(
     r"(?<![a-z])(std\.? ?dev\.?|std\.? ?err\.?|standard[ _]deviation|standard[ _]error|stddev|"
     r"stdev|stderr|std|sd|sem|95 ?% ?ci|ci ?95)(?![a-z])", re.I
@@ -63,6 +69,22 @@ def counts_runs(name: str) -> bool:
     """Whether a column may count the runs of a mean by its name: `n_seeds`, `Runs`."""
     plain = plain_name(name)
     return RUN_COUNT.fullmatch(plain) is not None and ONE_RUN.fullmatch(plain) is None
+
+
+def runs_said(caption: str) -> int:
+    """Of how many runs each mean is, by the caption; 0 where it does not say, or says several."""
+    numbers = {found[1].lower() for found in RUNS_SAID.finditer(caption)}
+    counts = {NUMBERS.index(one) + 1 if one in NUMBERS else int(one) for one in numbers}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def spread_said(caption: str) -> str:
+    """What stands behind ±, by the caption; "" where it does not say, or says several."""
+    kinds = {
+        spread_kind(re.sub(r"\W+", "_", found[0].lower())) or ""
+        for found in SPREAD_WORD.finditer(caption)
+    }
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def standard_deviations(
