@@ -1389,17 +1389,21 @@ def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence
 
 def _repeated_tasks(tables: Mapping[str, TaskScores]) -> list[str]:
     """Notes on tasks all of whose values are those of the same arms and runs on another task."""
+    if len(tables) > MOST_SIGNALS:
+        return []
     notes = []
     sizes = {task: sum(map(len, one.values.values())) for task, one in tables.items()}
-    for task, one in tables.items() if len(tables) <= MOST_SIGNALS else ():
-        numbers = {value for own in one.values.values() for value in own.values()}
-        for other, of in tables.items() if len(numbers) >= LEAST_ALIKE else ():
-            is_first = (-sizes[other], list(tables).index(other)) < (
-                -sizes[task], list(tables).index(task)
-            )  # fmt: skip
-            if is_first and all(of.values.get(a) == own for a, own in one.values.items() if own):
-                notes.append(f"{task}: all its values are those of {other}: is it a copy?")
-                break
+    largest = sorted(tables, key=lambda task: -sizes[task])
+    for n, task in enumerate(largest):
+        own = {arm: runs for arm, runs in tables[task].values.items() if runs}
+        numbers = {value for runs in own.values() for value in runs.values()}
+        if len(numbers) < LEAST_ALIKE:
+            continue
+        of = next(
+            (one for one in largest[:n]
+             if all(tables[one].values.get(arm) == runs for arm, runs in own.items())), None
+        )  # fmt: skip
+        notes += [f"{task}: all its values are those of {of}: is it a copy?"] if of else []
     return notes[:5]
 
 

@@ -55,6 +55,7 @@ from clipmill.verdict.tables.roles import (
     ARM_WORDS,
     CROSSING,
     DATA_SETS,
+    DERIVED_WORDS,
     METRIC_PREFIX,
     NAMES,
     NO_ARM,
@@ -152,7 +153,7 @@ STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
 LEAST_REPEATED = 8  # digits of the values of a row in which no two runs agree
-MOST_REPEATED = 20_000  # rows of a table in which a text that changes nothing is looked for
+MOST_REPEATED = 20_000  # rows of a table in which rows that repeat others are looked for
 MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a question
 MOST_WORDS = 9  # columns of an answer, where another one has fewer
 MOST_CHOICES = 2  # of values for --where
@@ -930,7 +931,11 @@ class _Reading:
         is_test = frame.columns[name].is_in({test})
         if not is_test.any() or np.bincount(cells[is_test]).max() > 1 or roles.arms_are_columns:
             return
-        for other, column in itertools.product(words, (*roles.seed, *roles.unsettled)):
+        counters = [
+            each for each in roles.unsettled
+            if CROSSING.fullmatch(plain_name(each)) or RUN_AXIS.fullmatch(plain_name(each))
+        ]  # fmt: skip
+        for other, column in itertools.product(words, (*roles.seed, *counters)):
             own, is_other = frame.columns[column], frame.columns[name].is_in({other})
             there = own.is_there()
             if other == test or (there & is_test).any() or not there[is_other].all():
@@ -1016,11 +1021,11 @@ class _Reading:
         roles, frame = self.roles, self.frame
         digits = [middle_digits(frame.columns[name]) for name in roles.values]
         if roles.seed or roles.runs or roles.is_long or frame.history or not roles.arm or (
-            len(digits) < 2 or sum(digits) < LEAST_REPEATED
+            len(digits) < 2 or sum(digits) < LEAST_REPEATED or frame.rows > MOST_REPEATED
         ):  # fmt: skip
             return
         others = [name for name in frame.columns if roles.given[name][0] != "time"]
-        for name in roles.of("text") if frame.rows <= MOST_REPEATED else ():
+        for name in roles.of("text"):
             column = frame.columns[name].texts()
             rest_N = group_codes(frame, [each for each in others if each != name])
             present = np.unique(column.codes)
@@ -1697,7 +1702,9 @@ class _Reading:
             files > 1 and roles.arm != ("file",)
         )
         is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
-        known = sum(map(is_known, roles.values))
+        known = sum(
+            is_known(name) and not DERIVED_WORDS.search(plain_name(name)) for name in roles.values
+        )
         if is_wide and 3 * known <= len(roles.values) and (
             not known or are_of_one_size(self.frame, roles)
         ):  # fmt: skip

@@ -230,7 +230,7 @@ MOST_ANSWERS = 4  # distinct cells of a column of true and false, with blanks
 MOST_STATES = 15  # distinct ones of a column of states
 ROUND = 2  # significant digits of a setting, at most
 LEAST_DIGITS = 4  # of a number that was measured
-CROSSED = 0.75  # of the seeds that each number of a column has which an experiment chose
+CROSSED = 0.75  # of the seeds or arms that each number of a column has which an experiment chose
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
@@ -1018,6 +1018,7 @@ def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) 
     if "arm" in told.names:
         if told.names["arm"] == ("columns",):
             roles.arms_are_columns = True
+            _leave_out_beside_arms(frame, told, roles)
             _check_label(frame, roles)
         else:
             roles.arm = told.names["arm"]
@@ -1151,6 +1152,9 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
     named: list[tuple[float, str]] = []
     texts: list[str] = []
     stems = tuple(f"{task_stem(name)}_" for name in roles.values if not is_bare_metric(name))
+    unknown = [name for name in roles.values if not is_known(name)]
+    derived = [name for name in roles.values if DERIVED_WORDS.search(plain_name(name))]
+    is_beside = len(unknown) > 1 and {*unknown, *derived} >= {*roles.values}
     for name, (role, _) in roles.given.items():
         if len(stems) > 1 and plain_name(name).startswith(stems):
             continue  # it stands beside a column of values: `A_config` beside `A_acc`
@@ -1167,6 +1171,10 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         place = words.get(plain)
         if _are_people(name, column):
             continue  # not those who take part in a contest
+        if is_beside and len(column.present()) == frame.rows and CROSSING.fullmatch(
+            plain_name(name)
+        ):  # fmt: skip
+            continue  # each row is a case, and what is compared stands in columns
         if place is None and roles.given[name] == ("text", "") and plain.count("_") == 1:
             parts = [words[part] for part in plain.split("_") if part in words and part != "name"]
             place = parts[0] + 500 if parts else None
@@ -1433,6 +1441,15 @@ def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
     return len(np.unique(runs)) >= 2 * count and pairs.shape[1] < CROSSED * full
 
 
+def _differs_by_arm(column: Column, arms: NDArray[np.int64]) -> bool:
+    """Whether numbers of several digits vary in an arm and are other ones in other arms."""
+    if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
+        return False
+    pairs = np.unique(np.stack([arms, column.codes]), axis=1)
+    count, distinct = len(np.unique(pairs[0])), len(np.unique(pairs[1]))
+    return count < pairs.shape[1] < CROSSED * count * distinct
+
+
 def _settle_design(frame: Frame, roles: Roles) -> None:
     """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
     often, in every arm; or, beside a known metric, so few that each is there four times.
@@ -1451,6 +1468,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
         is_few &= not _differs_by_seed(frame.columns[name], frame, roles)
+        is_few &= not _differs_by_arm(frame.columns[name], arms)
         if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
             roles.given[name] = ("setting", "the same few numbers in every arm")
     _keep_values(frame, roles)
@@ -1460,7 +1478,8 @@ def _join_nested(frame: Frame, told: Columns, roles: Roles) -> None:
     """Makes tasks parts of the block where each block lies in one of several tasks, as pictures in
     their data sets: no run has two tasks, so that an average over them would be of none.
     """
-    if not roles.block or not roles.task or "task" in told.names or roles.is_long:
+    is_open = not roles.is_long or bool(roles.metric)  # a task may be a metric where none is named
+    if not roles.block or not roles.task or "task" in told.names or not is_open:
         return
     tasks, blocks = group_codes(frame, roles.task), group_codes(frame, roles.block)
     pairs = np.unique(np.stack([blocks, tasks]), axis=1)
