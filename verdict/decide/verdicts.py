@@ -1011,18 +1011,15 @@ def _samples_of(
 def _averages(tables: Mapping[str, TaskScores]) -> list[str]:
     """Columns that are averages of others, by their name and by arithmetic."""
     open_ = [task for task in tables if not _is_bare(task, tables[task])]
-    others = [task for task in open_ if not is_average(task)]
-    parts = [tables[task] for task in others]
-    named = [task for task in open_ if is_average(task)] if len(parts) > 1 else []
-    alike = {
-        task: [p for one, p in zip(others, parts, strict=True)
-               if deciding_words(one) - MEAN_WORDS == deciding_words(task) - MEAN_WORDS]
-        for task in named
-    }  # fmt: skip
-    return [
-        task for task in named
-        if any(_is_mean(task, tables[task], of) for of in (parts, alike[task]) if len(of) > 1)
-    ]  # fmt: skip
+    parts = {task: tables[task] for task in open_ if not is_average(task)}
+    found = []
+    for task in filter(is_average, tables if len(parts) > 1 else ()):
+        words = deciding_words(task) - MEAN_WORDS
+        alike = [own for one, own in parts.items() if deciding_words(one) - MEAN_WORDS == words]
+        groups = [alike, [*parts.values()] * (task in open_)]  # `Average WER`: of this metric alone
+        if any(_is_mean(task, tables[task], of) for of in groups if len(of) > 1):
+            found.append(task)
+    return found
 
 
 def _is_mean(task: str, scores: TaskScores, parts: Sequence[TaskScores]) -> bool:

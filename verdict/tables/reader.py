@@ -2194,7 +2194,7 @@ def _missing(ways: Sequence[Way]) -> str:
     """What all answers need beside them, as their values are means with spreads."""
     needed = {way.missing for way in ways}
     text = needed.pop() if len(needed) == 1 else ""
-    return text and f"; the values are means with their spreads, so give {text} too"
+    return text and f"; the values are means with their spreads, so a verdict needs {text} too"
 
 
 def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) -> str:
