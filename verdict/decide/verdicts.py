@@ -232,8 +232,8 @@ def decide(results: Results, question: Question) -> Decision:
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
-    if over and (apart := _of_other_sizes(table, tables)):
-        refusals.append(apart)
+    if over and (no_mean := _of_other_sizes(table, tables)):
+        refusals.append(no_mean)
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
     are_means = results.are_means and not over
     if are_means:

@@ -1438,7 +1438,7 @@ def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
     seeds, runs = group_codes(frame, roles.seed), group_codes(frame, (*roles.arm, *roles.seed))
     count, pairs = len(np.unique(seeds)), np.unique(np.stack([column.codes, seeds]), axis=1)
     full = len(np.unique(column.codes)) * count
-    return len(np.unique(runs)) >= 2 * count and pairs.shape[1] < CROSSED * full
+    return len(np.unique(runs)) >= 2 * count and bool(pairs.shape[1] < CROSSED * full)
 
 
 def _differs_by_arm(column: Column, arms: NDArray[np.int64]) -> bool:
@@ -1447,7 +1447,7 @@ def _differs_by_arm(column: Column, arms: NDArray[np.int64]) -> bool:
         return False
     pairs = np.unique(np.stack([arms, column.codes]), axis=1)
     count, distinct = len(np.unique(pairs[0])), len(np.unique(pairs[1]))
-    return count < pairs.shape[1] < CROSSED * count * distinct
+    return bool(count < pairs.shape[1] < CROSSED * count * distinct)
 
 
 def _settle_design(frame: Frame, roles: Roles) -> None:
