@@ -154,9 +154,10 @@ class BundleWriter:
 
 
 def _as_stored(schema: pa.Schema) -> pa.Schema:
-    """A schema as it comes back from Parquet, which has its own name for the values of lists."""
+    """A schema as it comes back from Parquet, which has its own name for the values of lists, and
+    no dictionaries."""
     sink = io.BytesIO()
-    pq.write_table(schema.empty_table(), sink)
+    pq.write_table(schema.empty_table(), sink, **storage_options(schema))
     return pq.read_metadata(sink).schema.to_arrow_schema().remove_metadata()
 
 
@@ -420,23 +421,33 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
 
 
 def storage_options(schema: pa.Schema) -> dict[str, Any]:
-    """How Parquet stores columns. Embeddings (fixed-size lists) are stored as they are: zstd makes
-    them 6 % smaller, takes three times as long to write and six times as long to read. They have
-    no statistics: those of single values help nobody and take 40 % of the time to write.
+    """How Parquet stores columns. Floats differ from row to row: their bytes are stored by place
+    (BYTE_STREAM_SPLIT), which makes doubles 37 % smaller than in a dictionary, and two to three
+    times as fast to read and write. Embeddings (fixed-size lists) are stored as they are: zstd
+    makes them 6 % smaller, takes three times as long to write and six times as long to read. There
+    are no statistics: every row of a shard is read, and they take a third of the time to write.
+
+    A dictionary of Arrow is stored as the values that it stands for, as which it comes back. Like
+    truth values it has a few bits a row, of which zstd makes hardly fewer.
     """
-    compression, with_dictionary = {}, []
+    compression, with_dictionary, by_place = {}, [], {}
     for column in schema:
         is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
         path = f"{column.name}.list.element" if is_list else column.name
-        if pa.types.is_fixed_size_list(column.type):
-            compression[path] = "none"
-        else:
-            compression[path] = "zstd"
+        is_small = pa.types.is_dictionary(column.type) or pa.types.is_boolean(column.type)
+        is_plain = is_small or pa.types.is_fixed_size_list(column.type)
+        compression[path] = "none" if is_plain else "zstd"
+        if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
+            by_place[path] = "BYTE_STREAM_SPLIT"
+        elif not pa.types.is_fixed_size_list(column.type):
             with_dictionary.append(path)
-    if len(with_dictionary) == len(schema):
-        return {"compression": "zstd"}
-    others = with_dictionary or False
-    return {"compression": compression, "use_dictionary": others, "write_statistics": others}
+    return {
+        "compression": compression,
+        "use_dictionary": with_dictionary or False,
+        "column_encoding": by_place or None,
+        "write_statistics": False,
+        "store_schema": not any(pa.types.is_dictionary(column.type) for column in schema),
+    }
 
 
 # --------------------------------------------------------------------------------------------------

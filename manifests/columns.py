@@ -222,6 +222,9 @@ def refuse_doubled(path: str, columns: Iterable[str], present: Sequence[str]) ->
 
 # rule: NULL if kept, else the name of the first rule that failed
 VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
+# The same in the making: a view has few rules. It is stored, and comes back, as VIEW.
+RULES = pa.dictionary(pa.int32(), pa.string())
+MASK = pa.schema([("kept", pa.bool_()), ("rule", RULES)])
 
 
 def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> NDArray[np.uint8]:

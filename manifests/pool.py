@@ -43,6 +43,7 @@ from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_docu
 T = TypeVar("T")
 # What reads with a name for messages: once, or again after a store's transient error.
 Reader = Callable[[Callable[[], T], str], T]
+REPEATED = frozenset({"class", "content_type", "page_lang", "reason", "status"})  # of sidecars
 ROW_COLUMNS = ("count", "sidecar_sha256")  # of commit records: what rows are compared with
 
 
@@ -265,12 +266,18 @@ class Pool:
             )
 
     def read(
-        self, shard: int | str, columns: Sequence[str] | None, sets: Mapping[str, str] | None = None
+        self,
+        shard: int | str,
+        columns: Sequence[str] | None,
+        sets: Mapping[str, str] | None = None,
+        *,
+        encoded: bool = False,
     ) -> pa.Table:
         """(rows of a shard, `columns` in that order); None: all of its sidecar.
 
         sets: column -> the score set NAME@ID that it is read from; other columns are of the
-        sidecar. ValueError for a column that is not there, for a sidecar that does not have the
+        sidecar. encoded: texts that repeat (REPEATED) come as dictionaries, in half of the time.
+        ValueError for a column that is not there, for a sidecar that does not have the
         rows of its commit record, and for score columns of another sidecar.
         """
         sets = sets or {}
@@ -278,7 +285,8 @@ class Pool:
             return self._sidecar(shard, None)
         wanted = list(dict.fromkeys(columns))
         own = [name for name in wanted if name not in sets]
-        arrays = dict(zip(own, self._sidecar(shard, own).columns, strict=True)) if own else {}
+        sidecar = self._sidecar(shard, own, encoded).columns if own else ()
+        arrays = dict(zip(own, sidecar, strict=True))
         for name in dict.fromkeys(sets[column] for column in wanted if column in sets):
             of_set = [column for column in wanted if sets.get(column) == name]
             read = self._of_set(name, shard, of_set)
@@ -337,8 +345,10 @@ class Pool:
         )
         return table
 
-    def _sidecar(self, shard: int | str, columns: Sequence[str] | None) -> pa.Table:
-        table = self.read_lazily(shard, columns)
+    def _sidecar(
+        self, shard: int | str, columns: Sequence[str] | None, encoded: bool = False
+    ) -> pa.Table:
+        table = self.read_lazily(shard, columns, encoded=encoded)
         if table.num_rows != self.commits.value(shard, "count"):
             path = self.files.sidecar(shard)
             raise ValueError(
@@ -348,15 +358,22 @@ class Pool:
             )
         return table
 
-    def read_lazily(self, shard: int | str, columns: Sequence[str] | None) -> pa.Table:
+    def read_lazily(
+        self, shard: int | str, columns: Sequence[str] | None, *, encoded: bool = False
+    ) -> pa.Table:
         """As `read`, of the sidecar alone, and no commit record is read: the caller compares the
         rows, with those of a mask.
         """
         path = self.files.sidecar(shard)
         names = None if columns is None else list(columns)
+        as_dictionaries = sorted(REPEATED.intersection(names or ())) if encoded else None
 
         def read(source: Any) -> pa.Table:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
+            options = {"page_checksum_verification": True}
+            try:
+                file = pq.ParquetFile(source, read_dictionary=as_dictionaries, **options)
+            except KeyError:  # one is not there, and is named below
+                file = pq.ParquetFile(source, **options)
             known = file.schema_arrow.names
             for name in names or []:
                 if name not in known:

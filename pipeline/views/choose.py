@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from clipmill.manifests import disk
-from clipmill.manifests.columns import VIEW
+from clipmill.manifests.columns import MASK
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
 from clipmill.manifests.schema import View
@@ -78,6 +78,17 @@ def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
     """(rows,) xxh3_64 of each uid with `seed`. The one source of randomness of views."""
     hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids)
     return np.fromiter(hashes, np.uint64, len(uids))
+
+
+def stored_rows_of(table: pa.Table) -> Mask:
+    """(rows,) which are stored, by the column `status`: of texts, or of dictionaries of them."""
+    parts = [np.zeros(0, np.bool_)]
+    for part in table["status"].chunks:
+        encoded = part.dictionary_encode()
+        is_success = pc.equal(encoded.dictionary, "success").to_numpy(zero_copy_only=False)
+        codes = pc.fill_null(encoded.indices, len(is_success)).to_numpy()
+        parts.append(np.append(is_success, False)[codes])
+    return np.concatenate(parts)
 
 
 def _readable(table: pa.Table) -> pa.Table:
@@ -132,8 +143,7 @@ class PartRows:
             if columns.issuperset(derived.sources)
         }
         self.known = columns | set(self.derived)
-        is_stored = pc.fill_null(pc.equal(table["status"], "success"), False)
-        self.stored: Mask = is_stored.to_numpy(zero_copy_only=False)
+        self.stored = stored_rows_of(table)
         self.is_alive = "row_is_alive"  # no column of the table begins so
         while any(name.lower().startswith(self.is_alive) for name in self.known):
             self.is_alive += "_"
@@ -630,6 +640,8 @@ def _find_tops(
     rows: PartRows, source: Source, tops: Mapping[tuple[str, Fraction], _Top]
 ) -> dict[tuple[str, Fraction], Ranked]:
     """The k-th largest value of each column over the stored rows. NULL and NaN do not count."""
+    if not tops:
+        return {}
     columns = {"status"}
     by_column: dict[str, _Top] = {}
     for top in tops.values():
@@ -675,6 +687,8 @@ def size_limits(
     source: Source, draws: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
+    if not draws:
+        return {}
     seeds = {seed for seed, _ in draws}
     draws_made = {}
     with disk.scratch_folder("clipmill-ranks-") as folder:
@@ -716,7 +730,7 @@ def _first_ties(source: Source, seed: int, last: int, count: int) -> frozenset[i
 # The views of a pool: thresholds, then the masks.
 
 
-TakeMask = Callable[[str, str, pa.Table], None]  # (view, shard, its mask of schema VIEW)
+TakeMask = Callable[[str, str, pa.Table], None]  # (view, shard, its mask of schema MASK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -817,15 +831,21 @@ def _apply(
 def _take_masks(
     take: TakeMask, view: str, sizes: Mapping[str, int], codes: Codes, tests: Sequence[RowTest]
 ) -> None:
-    rules: list[str | None] = [None, NOT_STORED]
+    rules = [NOT_STORED]
     for test in tests:
         rules += [test.step.name, f"{test.step.name}:missing"]
-    rule = pa.array(rules, pa.string()).take(pa.array(codes))
-    whole = pa.Table.from_arrays([pa.array(codes == 0), rule], schema=VIEW)
+    whole = mask_of(codes == KEPT, codes.astype(np.int32) - UNSTORED, rules)
     start = 0
     for shard, size in sizes.items():
         take(view, shard, whole.slice(start, size))
         start += size
+
+
+def mask_of(kept: Mask, rejected_by: Numbers, rules: Sequence[str]) -> pa.Table:
+    """A mask of schema MASK. rejected_by: (rows,) int32 positions in `rules`, of rows not kept."""
+    indices = pa.array(rejected_by, pa.int32(), mask=kept)
+    rule = pa.DictionaryArray.from_arrays(indices, pa.array(rules, pa.string()))
+    return pa.Table.from_arrays([pa.array(kept), rule], schema=MASK)
 
 
 def _funnel(

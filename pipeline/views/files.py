@@ -26,7 +26,7 @@ from clipmill.manifests.aligned import (
     view_names,
     write_view_shards,
 )
-from clipmill.manifests.columns import SIDECAR, VIEW, shared_name, with_extra
+from clipmill.manifests.columns import MASK, SIDECAR, shared_name, with_extra
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import (
     NOT_STORED,
@@ -63,7 +63,9 @@ from clipmill.pipeline.views.choose import (
     check,
     choose_parts,
     map_units,
+    mask_of,
     sample_limit,
+    stored_rows_of,
     uid_hashes,
 )
 from clipmill.pipeline.views.rules import (
@@ -240,10 +242,18 @@ ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, 
 
 
 class JoinedColumns:
-    """A pool as the source of `choose_parts`, in units of at most 100 shards."""
+    """A pool as the source of `choose_parts`, in units of at most 100 shards. encoded: see
+    `Pool.read`."""
 
-    def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
-        self.commits, self._pool = commits, Pool(commits)
+    def __init__(
+        self,
+        commits: Commits,
+        columns: Collection[str],
+        sets: ScoreSets,
+        *,
+        encoded: bool = False,
+    ) -> None:
+        self.commits, self._pool, self._encoded = commits, Pool(commits), encoded
         self._set_of: dict[str, str] = {}
         for name, document in sets.values():
             self._set_of |= dict.fromkeys(sorted(set(columns) & set(document.columns)), name)
@@ -305,7 +315,7 @@ class JoinedColumns:
         """The columns of the shard at a position of `commits`, side by side."""
         shard = int(self.commits.shards[position])
         names = [name for name in self._columns if columns is None or name in columns]
-        table = self._pool.read(shard, names, self._set_of)
+        table = self._pool.read(shard, names, self._set_of, encoded=self._encoded)
         for field in table.schema if len(self.schema) else ():
             if field.type != self.schema.field(field.name).type:
                 raise ValueError(
@@ -341,14 +351,14 @@ class MaskFiles:
         self._folders = {view: folder / str(number) for number, view in enumerate(views)}
         for each in self._folders.values():
             each.mkdir()
-        self._writers = {view: BundlesWriter(one, VIEW) for view, one in self._folders.items()}
+        self._writers = {view: BundlesWriter(one, MASK) for view, one in self._folders.items()}
         self.kept: dict[str, list[int]] = {view: [] for view in self._folders}  # by shard
         # One bit a row, by shard: what the hash of the rows is made from.
         self._bits: dict[str, list[NDArray[np.uint8]]] = {view: [] for view in self._folders}
         self._rows = commits.column("count").to_pylist()
 
     def add(self, view: str, shard: str, mask: pa.Table) -> None:
-        """The mask of the next shard of a view, of schema VIEW."""
+        """The mask of the next shard of a view, of schema MASK."""
         kept_rows = mask["kept"].to_numpy()
         kept = int(kept_rows.sum())
         self.kept[view].append(kept)
@@ -656,7 +666,7 @@ def _add_parts(
         kept, is_drawn = kept_by[whole.name], drawn[seed]
         left_out = pa.array(kept & ~is_drawn)
         rule = pc.if_else(left_out, pa.scalar(PART), views[whole.name]["rule"])
-        mask = pa.table([pa.array(kept & is_drawn), rule], schema=VIEW)
+        mask = pa.table({"kept": kept & is_drawn, "rule": rule.dictionary_encode()})
         masks.add(name, shard_name(shard), mask)
 
 
@@ -694,7 +704,7 @@ def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
         masks: MaskFiles, _: Sequence[str], __: Mapping[str, ViewDocument]
     ) -> dict[str, Selection]:
         for shard in commits.shards.tolist():
-            masks.add(name, shard_name(shard), whole.mask(shard))
+            masks.add(name, shard_name(shard), whole.mask(shard).cast(MASK))
         selection = Selection(thresholds=model.thresholds, funnel=model.funnel, kept=model.kept)
         return {name: selection}
 
@@ -841,7 +851,7 @@ def _by_rules(
     ) -> Mapping[str, Selection]:
         known = {**sizes, **{name: document.kept for name, document in made.items()}}
         used = set[str]().union(*(columns[name] for name in names))
-        source = JoinedColumns(commits, used, sets)
+        source = JoinedColumns(commits, used, sets, encoded=True)
         return choose_parts(source, views, names, masks.add, known)
 
     return select
@@ -976,20 +986,17 @@ def write_selected_view(
     """
     check_view_name(name)
     _refuse_frozen(read_view(commits.pool, name), _selected_inputs(commits, where))
-    source = JoinedColumns(commits, {"status"}, {})
+    source = JoinedColumns(commits, {"status"}, {}, encoded=True)
     masks = MaskFiles(out, commits, [name])
     stored_rows = 0
     try:
         for unit in range(source.units):
             for part in source.parts(unit):
-                stored = pc.equal(part.table["status"], "success").to_numpy()
+                stored = stored_rows_of(part.table)
                 stop = part.first_row + part.table.num_rows
                 kept = stored & selects(part.first_row, stop)
                 stored_rows += int(stored.sum())
-                outcomes = np.where(kept, 0, np.where(stored, 1, 2))
-                names = pa.array([None, SELECTED, NOT_STORED], pa.string())
-                columns = [pa.array(kept), names.take(pa.array(outcomes))]
-                mask = pa.Table.from_arrays(columns, schema=VIEW)
+                mask = mask_of(kept, (~stored).astype(np.int32), [SELECTED, NOT_STORED])
                 start = 0
                 for shard, size in part.sizes.items():
                     masks.add(name, shard, mask.slice(start, size))

@@ -26,7 +26,7 @@ def recipe(*views: View, filters: tuple[FilterSpec, ...] = ()) -> Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with its rows."""
+    """What a view keeps. `tables`: shard -> table of schema MASK, aligned with its rows."""
 
     thresholds: dict[str, Threshold]
     funnel: tuple[tuple[str, int], ...]

@@ -190,7 +190,7 @@ def test_threads_that_want_one_bundle_open_it_once(
     assert len({id(bundle) for bundle in found}) == 2
 
 
-def test_embeddings_are_stored_as_they_are_and_the_rest_as_before(tmp_path: Path) -> None:
+def test_embeddings_are_stored_as_they_are_and_the_rest_compressed(tmp_path: Path) -> None:
     values = np.arange(64, dtype=np.float16)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values), 8)
     table = pa.table({"e": lists, "s": ["a"] * 8, "t": [[1, 2]] * 8})
@@ -204,7 +204,40 @@ def test_embeddings_are_stored_as_they_are_and_the_rest_as_before(tmp_path: Path
         chunks = [group.column(i) for i in range(3)]
         assert [chunk.compression for chunk in chunks] == ["UNCOMPRESSED", "ZSTD", "ZSTD"]
         assert [chunk.has_dictionary_page for chunk in chunks] == [False, True, True]
-    assert aligned.storage_options(table.select(["s", "t"]).schema) == {"compression": "zstd"}
+        assert not any(chunk.is_stats_set for chunk in chunks)
+
+
+def test_floats_are_stored_by_place_and_few_texts_in_a_dictionary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(5000)
+    values[::7] = np.nan
+    rules = pa.array(["a"] * 2500 + [None] * 2500).dictionary_encode()
+    table = pa.table(
+        {
+            "d": pa.array(values, mask=values > 1),
+            "f": pa.array(values.astype(np.float32)),
+            "n": pa.array(np.arange(5000) % 9),
+            "rule": rules,
+        }
+    )
+    with BundleWriter(tmp_path / "b.parquet", table.schema) as writer:
+        writer.add(0, table.slice(0, 2000), {})
+        writer.add(1, table.slice(2000), {})
+    group = pq.read_metadata(tmp_path / "b.parquet").row_group(0)
+    encodings = [group.column(i).encodings for i in range(4)]
+    assert [("BYTE_STREAM_SPLIT" in each, "RLE_DICTIONARY" in each) for each in encodings] == [
+        (True, False), (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    bundle = Bundle(str(tmp_path / "b.parquet"))
+    expected = table.set_column(3, "rule", table["rule"].cast(pa.string()))
+    assert bundle.schema == expected.schema
+    for shard, part in ((0, expected.slice(0, 2000)), (1, expected.slice(2000))):
+        read = bundle.read(shard)
+        assert read.select(["n", "rule"]).equals(part.select(["n", "rule"]))
+        for name in ("d", "f"):  # to the bit
+            assert read[name].is_valid().equals(part[name].is_valid())
+            left, right = (each[name].drop_null().to_numpy() for each in (read, part))
+            assert left.tobytes() == right.tobytes()
 
 
 # --- The views of a pool by name; one that is missing or older than the shards is refused

@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipmill.manifests.columns import VIEW
+from clipmill.manifests.columns import MASK
 from clipmill.manifests.records import Threshold
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.views import choose as choosing
@@ -55,7 +55,7 @@ def table(**columns: list[Any]) -> pa.Table:
 def outcomes(rows: pa.Table, *views: View) -> list[object]:
     """The rule of each row in the last view, None where it is kept."""
     chosen = choose({"00000": rows}, views, [views[-1].name])[views[-1].name]
-    assert chosen.tables["00000"].schema == VIEW
+    assert chosen.tables["00000"].schema == MASK
     assert [rule is None for rule in chosen.column("rule")] == chosen.column("kept")
     return chosen.column("rule")
 

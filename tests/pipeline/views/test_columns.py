@@ -4,20 +4,24 @@ from sidecars and scores of the same rows."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import clipmill
 from clipmill.filters import FILTERS, instances_of, make
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
-from clipmill.manifests.schema import FilterSpec
+from clipmill.manifests.schema import FilterSpec, Rule
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import files
+from clipmill.pipeline.views.choose import Part, stored_rows_of
 from clipmill.pipeline.views.files import (
     MEANINGS,
     JoinedColumns,
@@ -144,6 +148,61 @@ def test_every_row_once_in_order(
     assert uids == expected
     monkeypatch.setattr(files, "UNIT_ROWS", 1)
     assert JoinedColumns(commits, {"status"}, {}).units == 9, "work for several threads"
+
+
+def test_a_large_pool_is_read_once_and_once_more_for_each_kind_of_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "KEPT_ROWS", 0)
+    pool = make_pool(tmp_path, rows(20), per_shard=5)
+    reads: list[int] = []
+    read = JoinedColumns._read_unit
+
+    def counted(self: JoinedColumns, unit: int, columns: Sequence[str] | None) -> Iterator[Part]:
+        reads.append(unit)
+        return read(self, unit, columns)
+
+    monkeypatch.setattr(JoinedColumns, "_read_unit", counted)
+    wide = view("wide", ("wide", "original_width > 150"))
+    top = view("top", ("top", "original_width >= top(original_width, 0.5)"))
+    like = view("like", Rule(name="random", random_like="wide"))
+    for views, passes in (((wide,), 1), ((top,), 2), ((wide, like), 3)):
+        reads.clear()
+        choose_views(PoolWriter(pool), recipe(*views))
+        Path(pool, "views", f"{views[0].name}.json").unlink()
+        assert len(reads) == passes * len(set(reads)) > 0
+
+
+def test_texts_that_repeat_may_come_as_dictionaries(tmp_path: Path) -> None:
+    """What rules make of them is the same, and a table that a person asks for has texts."""
+    given = [
+        replace(row, more={"page_lang": "de" if i % 3 else None}) for i, row in enumerate(rows(9))
+    ]
+    pool = make_pool(tmp_path, given, per_shard=4)
+    columns = {"status", "page_lang", "caption", "original_width"}
+    plain, encoded = (
+        pa.concat_tables(part.table for unit in range(source.units) for part in source.parts(unit))
+        for source in (
+            JoinedColumns(read_commits(pool), columns, {}),
+            JoinedColumns(read_commits(pool), columns, {}, encoded=True),
+        )
+    )
+    kinds = {field.name: pa.types.is_dictionary(field.type) for field in encoded.schema}
+    assert kinds == {"caption": False, "original_width": False, "page_lang": True, "status": True}
+    assert encoded.cast(plain.schema).equals(plain)
+    stored = [status == "success" for status in plain["status"].to_pylist()]
+    assert stored_rows_of(plain).tolist() == stored_rows_of(encoded).tolist() == stored
+    missing = pa.table({"status": pa.array(["success", None, "x"])})
+    assert stored_rows_of(missing).tolist() == [True, False, False]
+    assert stored_rows_of(missing.slice(0, 0)).tolist() == []
+    german = clipmill.open_pool(pool).where("upper(page_lang) = 'DE'", ["page_lang"])
+    assert german.schema == pa.schema([("page_lang", pa.string())])
+    disk.write_parquet(
+        read_commits(pool).sidecar(1),
+        disk.read_parquet(read_commits(pool).sidecar(1)).drop_columns(["page_lang"]),
+    )
+    with pytest.raises(ValueError, match="has no column 'page_lang', unlike the first shard"):
+        choose_views(PoolWriter(pool), recipe(view("v", ("german", "page_lang = 'de'"))))
 
 
 def test_a_damaged_byte_of_a_sidecar_is_never_chosen_by(tmp_path: Path) -> None:
