@@ -27,7 +27,7 @@ from clipmill.filters.tokens import Tokens
 from clipmill.filters.user_file import FORM, is_path, load_class, provide_text, text_of
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, shared_name
-from clipmill.manifests.reader import with_numbers
+from clipmill.manifests.reader import with_numbers, without_pydantic
 from clipmill.manifests.schema import FilterSpec, Recipe
 
 logger = logging.getLogger(__name__)
@@ -65,11 +65,15 @@ def make(spec: FilterSpec) -> FilterBase:
 
     ValueError for an unknown filter or option, with the nearest known name, and for a wrong value.
     """
-    import pydantic
-
     spec = normalised(spec)
     filter_class = class_of(spec)
     check_options(filter_class, spec.options, spec.name)
+    if (spec.kind or spec.name) in FILTERS:
+        options = with_numbers(spec.options, filter_class)
+        if (known := without_pydantic(options, filter_class)) is not None:
+            return known
+    import pydantic
+
     try:
         options = with_numbers(spec.options, filter_class)
         return pydantic.TypeAdapter(filter_class).validate_python(options)

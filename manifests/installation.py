@@ -12,10 +12,8 @@ import json
 import re
 import shlex
 import sys
-import tomllib
 import types
 from collections.abc import MutableSequence
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -47,6 +45,13 @@ def install_command(*extras: str) -> str:
     return f"{python} -m pip install {what}"
 
 
+def version() -> str:
+    """The version of clipmill."""
+    from importlib import metadata
+
+    return metadata.version(NAME)
+
+
 def is_installed() -> bool:
     """False in a checkout that only lies on the path."""
     return bool(_text("METADATA"))
@@ -67,6 +72,9 @@ def extras_of(module: str) -> tuple[str, ...]:
 @functools.cache
 def _requirements() -> list[str]:
     """What clipmill and its extras require; of a checkout that is not installed, by its project."""
+    import tomllib
+    from importlib import metadata  # not at the start of every command: 20 ms
+
     try:
         return metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
@@ -79,6 +87,8 @@ def _requirements() -> list[str]:
 
 def _text(file: str) -> str:
     """A file of clipmill's metadata; empty where there is none."""
+    from importlib import metadata
+
     try:
         return (metadata.distribution(NAME).read_text(file) or "").strip()
     except metadata.PackageNotFoundError:

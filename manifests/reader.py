@@ -556,6 +556,7 @@ def _in_name(value: Any) -> str:
 T = TypeVar("T")
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 10**3, "m": 10**6, "b": 10**9}
 QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|[kKMB])$")
+EXACT_FLOAT = 2**53  # whole numbers up to it are floats as they are
 UNKNOWN_KEY = {"unexpected_keyword_argument", "extra_forbidden"}
 # What a value must be, by the start of pydantic's error type.
 EXPECTED = {
@@ -796,11 +797,16 @@ class _Boolean:
 
 
 def with_numbers(value: Any, kind: Any) -> Any:
-    """Text such as 20MiB as a number, where the field that it is for is an int or a float; true
-    and false there as what pydantic takes for no number."""
+    """Text such as 20MiB as a number, where the field that it is for is an int or a float, and a
+    whole number as a float where it is for one; true and false there as what pydantic takes for no
+    number."""
     if isinstance(value, bool):
         wanted = {kind, *typing.get_args(kind)}
         return _Boolean(value) if wanted & {int, float} and bool not in wanted else value
+    if isinstance(value, int):
+        wanted = {kind, *typing.get_args(kind)}
+        is_for_float = float in wanted and int not in wanted and abs(value) <= EXACT_FLOAT
+        return float(value) if is_for_float else value
     if isinstance(value, str):
         wanted = {kind, *typing.get_args(kind)}
         match = QUANTITY.match(value)
@@ -827,13 +833,53 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
+def without_pydantic(raw: Any, kind: type[T]) -> T | None:
+    """Plain values as a dataclass where each has the type of its field, so that pydantic, which
+    takes 0.1 s to import, would change none; None where it has to convert one or to say what is
+    wrong.
+    """
+    if not _has_types(raw, kind):
+        return None
+    try:
+        return typing.cast(T, disk.from_plain(kind, raw))
+    except ValueError:
+        return None
+
+
+def _has_types(value: Any, kind: Any) -> bool:
+    """Whether a value and all that is in it are of exactly these types."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_has_types(value, each) for each in arguments)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        options = {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+        return isinstance(value, dict) and all(
+            key in options and _has_types(each, options[key]) for key, each in value.items()
+        )
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _has_types(key, arguments[0]) and _has_types(each, arguments[1])
+            for key, each in value.items()
+        )
+    if origin is tuple and arguments[1:] == (...,):
+        return isinstance(value, list) and all(_has_types(each, arguments[0]) for each in value)
+    if origin is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in arguments)
+    if kind is str:  # pydantic takes no half of a pair of UTF-16
+        return type(value) is str and value == value.encode(errors="ignore").decode()
+    return kind is Any or (kind in (int, float, bool, types.NoneType) and type(value) is kind)
+
+
 def check_values(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
     """Plain values as a manifest, or as the block of one at the keys `prefix`, checked as those of
     a file are. `where` begins the message of the ValueError.
     """
+    raw = with_numbers(raw, kind)
+    if (known := without_pydantic(raw, kind)) is not None:
+        return known
     import pydantic
 
-    raw = with_numbers(raw, kind)
     try:
         return pydantic.TypeAdapter(kind).validate_python(raw)
     except pydantic.ValidationError as error:

@@ -59,8 +59,8 @@ class ViewDocument:
     kept: int
     fingerprint: str  # of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
-    # Hash of its rows, see pipeline/shuffle.py. None in large pools, and after a purge of
-    # some of its rows.
+    # Hash of its rows, see pipeline/shuffle.py. None where nobody asked for it, and after a purge
+    # of some of its rows.
     rows_sha256: str | None = field(default=None, metadata=disk.OPTIONAL)
     shards: ShardTable  # rows kept of each
     # True where it stays a view of these shards when others are added to the pool

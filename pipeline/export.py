@@ -21,6 +21,7 @@ A new form: an ending in `targets.py`, its writer, and its branch in `exports._w
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -51,6 +52,7 @@ from clipmill.pipeline.pool.shard_writer import staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_with
 from clipmill.pipeline.shuffle import Bytes
 from clipmill.pipeline.views.choose import map_units
+from clipmill.pipeline.views.files import HASHED_ROWS, hash_of
 from clipmill.pipeline.views.rules import rule_text
 
 # --------------------------------------------------------------------------------------------------
@@ -85,6 +87,13 @@ class KeptRows:
                 is_taken = column in {*self.sidecar_schema.names, *self.score_columns}
                 output = f"{column}@{document.id}" if is_taken else column
                 self.score_columns[output] = (name, column)
+
+    @functools.cached_property
+    def rows_sha256(self) -> str | None:
+        """The hash of the rows: that of the document, or computed; None for too many rows."""
+        if self.document.rows_sha256 is None and self.document.kept <= HASHED_ROWS:
+            return hash_of(self._view)
+        return self.document.rows_sha256
 
     @property
     def schema(self) -> pa.Schema:
@@ -478,9 +487,9 @@ def _origin(rows: KeptRows, recipe: Recipe | None) -> list[str]:
         source = recipe.source
         lines.insert(0, f"- recipe `{recipe.name}`, source of kind `{source.kind}`")
         lines.append(f"- images from: {SOURCES[source.kind].images}")
-    if document.rows_sha256 is not None:
+    if rows.rows_sha256 is not None:
         lines.append(
-            f"- hash of the rows: `{document.rows_sha256}` (`clipmill filter hash POOL "
+            f"- hash of the rows: `{rows.rows_sha256}` (`clipmill filter hash POOL "
             f"{document.name}` prints it; equal hashes are the same pairs with the same bytes)"
         )
     return lines
@@ -556,7 +565,6 @@ def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
         disk.write_bytes(target.card, dataset_card(rows, target, name, recipe).encode())
         file, count = _write_file(rows, target, uid_column)
         files = (file,)
-    document = rows.document
     sha256 = folder_hash(files) if target.kind == "folder" else files[0].sha256
     export = Export(
         view=view,
@@ -566,7 +574,7 @@ def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
         bytes=sum(file.size for file in files),
         sha256=sha256,
         files=len(files),
-        rows_sha256=document.rows_sha256,
+        rows_sha256=rows.rows_sha256,
     )
     if target.kind == "folder":
         disk.write_bytes(target.card, dataset_card(rows, target, name, recipe).encode())

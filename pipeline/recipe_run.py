@@ -48,7 +48,7 @@ from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
 from clipmill.pipeline.scoring.score_sets import filter_specs
 from clipmill.pipeline.scoring.scorer import score
-from clipmill.pipeline.views.files import check_views, choose_views
+from clipmill.pipeline.views.files import HASHED_ROWS, check_views, choose_views
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
@@ -213,7 +213,8 @@ class Build:
 
     def choose(self) -> Mapping[str, str]:
         if self.recipe.views or not self.is_locked:
-            choose_views(self.out, self.recipe, commits=self.commits)
+            hashed = self.commits.totals.stored <= HASHED_ROWS
+            choose_views(self.out, self.recipe, commits=self.commits, hashed=hashed)
         if self.is_locked:
             own = [view.name for view in self.recipe.views]
             write_locked_views(self.out, self.commits, lock_of(self.recipe), own)

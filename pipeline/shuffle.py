@@ -21,6 +21,7 @@ and hashes are columns that were computed before.
 from __future__ import annotations
 
 import hashlib
+import importlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,18 @@ from clipmill.pipeline.executor.tickets import Ticket, Tickets
 from clipmill.pipeline.pool.lease import PoolWriter
 
 if TYPE_CHECKING:
+    import duckdb as duckdb
     from duckdb import DuckDBPyConnection
+else:
+
+    class _Late:
+        """The package, imported when something of it is used: a command with nothing to do takes
+        twice as long with it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module("duckdb"), name)
+
+    duckdb = _Late()
 
 MEMORY = "512MB"  # of a statement; beyond, it spills
 BATCH_ROWS = 10_000  # that a statement gives at a time
@@ -151,8 +163,6 @@ def connect(**config: Any) -> DuckDBPyConnection:
     """A new database in memory, for rules and for a shuffle: it reaches no file but those that it
     spills, no network and no Python variable. `config`: settings of DuckDB.
     """
-    import duckdb
-
     connection = duckdb.connect(":memory:", config=config)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_external_access = false")

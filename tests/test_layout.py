@@ -260,10 +260,22 @@ def test_the_product_starts_without_the_examples_and_the_benchmarks() -> None:
     )
 
 
+def test_a_help_of_pools_or_results_loads_no_numbers() -> None:
+    """Of the commands that a person calls most: what they need is imported when they run."""
+    code = (
+        "import sys\n"
+        "import clipmill.commands.pool, clipmill.commands.decide\n"
+        "others = {'numpy', 'pyarrow', 'duckdb', 'yaml', 'pydantic', 'jinja2', 'PIL', 'scipy'}\n"
+        "print('started', *others & set(sys.modules))"
+    )
+    assert_prints_started(code)
+
+
 def test_scores_and_views_start_without_what_other_commands_need() -> None:
     code = (
         "import sys\n"
-        "import clipmill.commands.pool\n"
+        "import clipmill.commands.pool, clipmill.pipeline.views.files\n"
+        "import clipmill.pipeline.scoring.scorer, clipmill.manifests.web_page\n"
         "others = {'aiohttp', 'faiss', 'fastwarc', 'onnxruntime', 'ray', 'scipy', 'torch'}\n"
         "print('started', *others & set(sys.modules))"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clipmill import filters
 from clipmill.filters import make, normalised
 from clipmill.manifests import reader
 from clipmill.manifests.metrics import METRICS, deciding_metric
@@ -40,13 +41,22 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("path", "scale"), SHIPPED, ids=[f"{p.stem}-{s}" for p, s in SHIPPED])
-def test_it_can_be_read(path: Path, scale: str | None) -> None:
+def test_it_can_be_read(path: Path, scale: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without pydantic, to the same values of the same types."""
     kind = reader.manifest_kind(path)
     manifest = reader.read_manifest(path, kind, scale=scale)
+    made = []
     if isinstance(manifest, Recipe):
         assert not SOURCES[manifest.source.kind].needs_user_agent or manifest.fetch.user_agent
-        for spec in manifest.filters:
-            assert make(spec).name == (normalised(spec).kind or spec.name)
+        made = [make(spec) for spec in manifest.filters]
+        for spec, one in zip(manifest.filters, made, strict=True):
+            assert one.name == (normalised(spec).kind or spec.name)
+    for module in (reader, filters):
+        monkeypatch.setattr(module, "without_pydantic", lambda value, kind: None)
+    by_pydantic = reader.read_manifest(path, kind, scale=scale)
+    assert repr(manifest) == repr(by_pydantic)
+    if isinstance(by_pydantic, Recipe):
+        assert [repr(one) for one in made] == [repr(make(spec)) for spec in by_pydantic.filters]
         return
     assert isinstance(manifest, Ablation)
     configure({**manifest.train, "seed": manifest.seeds[0]})

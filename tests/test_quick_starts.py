@@ -316,9 +316,10 @@ def test_the_commands_of_the_page(
         assert pages.run_command(line) == 0, line
     assert Path("basic.html").stat().st_size > 10_000
     document = disk.read_json("out/pool/views/basic.json")
-    assert document["rows_sha256"] in capsys.readouterr().out
     table = pq.read_table("out/basic/basic.parquet")
     assert table.num_rows == document["kept"] == len(np.load("out/uids/basic.npy")) == 16
     assert Path("out/urls/basic.csv").read_text().count("https://") >= 16
     export = json.loads(Path("out/basic_shards/export.json").read_text())
     assert (export["complete"], export["rows"]) == (True, document["kept"])
+    assert export["rows_sha256"] in capsys.readouterr().out
+    assert export["rows_sha256"] in Path("out/basic_shards/README.md").read_text()

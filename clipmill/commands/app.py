@@ -6,6 +6,7 @@ its docstring what they mean. The module is imported when its command is called.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
@@ -14,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token
@@ -22,6 +23,7 @@ from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 from clipmill.manifests import console, installation
 
+LIBRARY = Path(__file__).resolve().parents[1] / "library"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FIRST = Group("Data to verdict", sort_key=1)
@@ -135,14 +137,19 @@ def wholes(kind: object, tokens: Sequence[Token]) -> list[int]:
 Whole = Parameter(converter=whole)
 
 
-def documented_by(function: Callable[..., Any]) -> Callable[[Function], Function]:
+def documented_by(module: str, name: str) -> Callable[[Function], Function]:
     """A decorator: what the docstring of a command leaves out is that of the library's function
     which it calls. These are the lines before `Args:`, and the arguments that have the same name.
+    The function is read, not imported: a help costs nothing of what a command needs.
     """
 
     def complete(command: Function) -> Function:
-        own_text, own = _docstring_parts(command)
-        text, arguments = _docstring_parts(function)
+        source = ast.parse((LIBRARY / f"{module}.py").read_text(encoding="utf-8"))
+        (function,) = (
+            one for one in source.body if isinstance(one, ast.FunctionDef) and one.name == name
+        )
+        own_text, own = _docstring_parts(command.__doc__)
+        text, arguments = _docstring_parts(ast.get_docstring(function))
         meanings = {**arguments, **own}
         names = [name for name in inspect.signature(command).parameters if name in meanings]
         lines = [f"    {name}: {meanings[name]}" for name in names]
@@ -152,9 +159,9 @@ def documented_by(function: Callable[..., Any]) -> Callable[[Function], Function
     return complete
 
 
-def _docstring_parts(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def _docstring_parts(docstring: str | None) -> tuple[str, dict[str, str]]:
     """The lines of a docstring before `Args:`, and {argument: meaning, in one line}."""
-    text, _, rest = inspect.cleandoc(function.__doc__ or "").partition("Args:\n")
+    text, _, rest = inspect.cleandoc(docstring or "").partition("Args:\n")
     block = re.split(r"\n(?=\S)", rest)[0]  # before `Raises:`
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", block, re.M)
     return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
@@ -189,7 +196,7 @@ def root_app(called: str = "") -> App:
         "dataset choice was worth.",
         help_format="plaintext",
         help_epilogue="`clipmill COMMAND --help` shows the options of a command.",
-        version=lambda: metadata.version("clipmill"),
+        version=installation.version,
     )
     for place, (name, target, group, text) in enumerate(COMMANDS):
         line = None if name == called else text

@@ -1,4 +1,7 @@
-"""`clipmill decide` and `mix`: verdicts on anyone's runs, and the best blend by them."""
+"""`clipmill decide` and `mix`: verdicts on anyone's runs, and the best blend by them.
+
+What they need is imported when they run, so that a help costs nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from clipmill.commands.app import MORE, Json, Words, documented_by, make_app, print_json
-from clipmill.library import answers
-from clipmill.manifests import console, disk
-from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.verdict.decide.exports import check_words, failed
+from clipmill.manifests import console
 
 FAILED_ON = 4  # the exit status of --fail-on
 DECIDE = make_app(
@@ -35,7 +35,7 @@ Column = Parameter(group=MORE)
 
 
 @DECIDE.default
-@documented_by(answers.decide)
+@documented_by("answers", "decide")
 def decide_results(
     results: str, /, *more: str, baseline: str | None = None, task: str | None = None,
     metric: str | None = None, lower_is_better: Annotated[list[str] | None, Words] = None,
@@ -71,6 +71,11 @@ def decide_results(
         fail_on: worse, better, different or undecided: end with status 4 where an arm is so.
         page: Write the page here.
     """
+    from clipmill.library import answers
+    from clipmill.manifests import disk
+    from clipmill.manifests.web_page import MARK, pages_beside
+    from clipmill.verdict.decide.exports import check_words, failed
+
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
     check_words(fail_on or ())
@@ -130,7 +135,7 @@ them), or Olmix's ratios.csv beside its metrics.csv: a row for each run, a colum
 
 
 @MIX.default
-@documented_by(answers.mix)
+@documented_by("answers", "mix")
 def mix(
     runs: str, metrics: str | None = None, /, *, target: Annotated[list[str] | None, Words] = None,
     lower_is_better: Annotated[list[str] | None, Words] = None,
@@ -148,6 +153,8 @@ def mix(
         rows: Of tables: SOURCE=ROWS, what each source holds; tokens, where samples are tokens.
         to: The folder for the blend and its confirming ablation.
     """
+    from clipmill.library import answers
+
     sizes: dict[str, int | str] = {}
     for word in rows or ():
         name, _, text = word.rpartition("=")

@@ -1,9 +1,14 @@
-"""`clipmill score`, `filter`, `export` and `look`: what is done with a pool that is there."""
+"""`clipmill score`, `filter`, `export` and `look`: what is done with a pool that is there.
+
+What a command needs is imported when it runs: a help that is read, or a view that is there already,
+costs less than the imports of the others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import MutuallyExclusive
@@ -20,21 +25,11 @@ from clipmill.commands.app import (
     print_result,
     wholes,
 )
-from clipmill.manifests import console, disk, reader
-from clipmill.manifests.schema import Recipe
-from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.pipeline.pool.lease import hold_lease
-from clipmill.pipeline.progress.view import shown_progress
-from clipmill.pipeline.scoring import scorer
-from clipmill.pipeline.scoring.score_sets import filter_specs
-from clipmill.pipeline.views import files as view_files
-from clipmill.pipeline.views.files import (
-    choose_views,
-    column_lines,
-    funnel_lines,
-    hash_view,
-    list_columns,
-)
+from clipmill.manifests import console
+
+if TYPE_CHECKING:
+    from clipmill.manifests.records import ViewDocument
+    from clipmill.pipeline.pool.lease import PoolWriter
 
 WAIT_S = 60.0  # for another command that writes into the pool
 PAGE = "pool.html"
@@ -83,6 +78,13 @@ def score(
         filters: Only these, by the names that the recipe gives them (default: all of the recipe).
         changes: Change options of filters: NAME.OPTION=VALUE.
     """
+    from clipmill.manifests import disk, reader
+    from clipmill.manifests.schema import Recipe
+    from clipmill.pipeline.pool.lease import hold_lease
+    from clipmill.pipeline.progress.view import shown_progress
+    from clipmill.pipeline.scoring import scorer
+    from clipmill.pipeline.scoring.score_sets import filter_specs
+
     pool = disk.absolute_path(pool)
     if scale and not recipe:
         raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
@@ -130,6 +132,7 @@ def choose(
     *,
     recipe: str,
     only: Annotated[list[str] | None, Parameter("--views"), Words] = None,
+    hashed: Annotated[bool, Parameter("--hash")] = False,
     scale: Scale = None,
     as_json: Json = False,
 ) -> int:
@@ -140,11 +143,30 @@ def choose(
         pool: The folder or URL of a pool that is scored.
         recipe: Its views.
         only: Only these views of the recipe.
+        hashed: Print and keep the hash of the rows of each view, as a build does.
     """
+    from clipmill.manifests import reader
+    from clipmill.manifests.schema import Recipe
+    from clipmill.pipeline.views import files
+
     read = reader.read_manifest(recipe, Recipe, scale=scale)
     reader.refuse_other_source(pool, read)
+
+    def make(out: PoolWriter) -> dict[str, ViewDocument]:
+        documents = files.choose_views(out, read, only)
+        return files.add_hashes(out, documents) if hashed else documents
+
+    return _made(pool, make, as_json)
+
+
+def _made(pool: str, make: Callable[[PoolWriter], dict[str, ViewDocument]], as_json: bool) -> int:
+    """Make views under the lease of their pool, and print what they keep."""
+    from clipmill.pipeline.pool.lease import hold_lease
+    from clipmill.pipeline.progress.view import shown_progress
+    from clipmill.pipeline.views.files import funnel_lines
+
     with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
-        documents = choose_views(out, read, only)
+        documents = make(out)
     return print_result(funnel_lines(documents), documents, as_json)
 
 
@@ -164,9 +186,9 @@ def random_like(
         view: The view.
         seed: One random_like_VIEW.seed-N each (default: random_like_VIEW, drawn with seed 0).
     """
-    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
-        documents = view_files.random_like(out, view, seed)
-    return print_result(funnel_lines(documents), documents, as_json)
+    from clipmill.pipeline.views import files
+
+    return _made(pool, lambda out: files.random_like(out, view, seed), as_json)
 
 
 @FILTER.command
@@ -186,9 +208,10 @@ def part(
         share: Of the rows of each, between 0 and 1. With the same seed views share as many rows.
         seed: One part each (default: 0).
     """
-    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
-        documents = view_files.parts_of_views(out, views, share, seed or [0])
-    return print_result(funnel_lines(documents), documents, as_json)
+    from clipmill.pipeline.views import files
+
+    seeds = seed or [0]
+    return _made(pool, lambda out: files.parts_of_views(out, views, share, seeds), as_json)
 
 
 @FILTER.command
@@ -201,9 +224,9 @@ def freeze(pool: str, view: str, name: str, /, *, as_json: Json = False) -> int:
         view: The view.
         name: The name of the new one.
     """
-    with hold_lease(pool, WAIT_S) as out, shown_progress(pool):
-        documents = view_files.freeze(out, view, name)
-    return print_result(funnel_lines(documents), documents, as_json)
+    from clipmill.pipeline.views import files
+
+    return _made(pool, lambda out: files.freeze(out, view, name), as_json)
 
 
 @FILTER.command
@@ -213,6 +236,8 @@ def columns(pool: str, /, *, as_json: Json = False) -> int:
     Args:
         pool: The folder or URL of a pool.
     """
+    from clipmill.pipeline.views.files import column_lines, list_columns
+
     listed = list_columns(pool)
     return print_result(column_lines(listed), listed, as_json)
 
@@ -226,6 +251,8 @@ def hash_of(pool: str, view: str, /, *, as_json: Json = False) -> int:
         pool: The folder or URL of a pool.
         view: The view.
     """
+    from clipmill.pipeline.views.files import hash_view
+
     rows_sha256 = hash_view(pool, view)
     return print_result([rows_sha256], {"view": view, "rows_sha256": rows_sha256}, as_json)
 
@@ -261,7 +288,6 @@ def export(
             DataComp subset), or a folder (WebDataset shards); a path or a URL.
         uid_column: Of a .npy: the column whose uids are written.
     """
-    # It loads the crawler and the fetcher, which take longer than all of the rest.
     from clipmill.pipeline.export import export_line, export_view
 
     written = export_view(pool, view, to, uid_column)
@@ -309,7 +335,8 @@ def look(
         images: Images of the file, of at most 96 pixels; at most 5,000.
         megabytes: Of all images of the file together.
     """
-
+    from clipmill.manifests import disk
+    from clipmill.manifests.web_page import MARK, pages_beside
     from clipmill.pipeline.look.page import Bounds, page_data, render
     from clipmill.pipeline.look.survey import survey_pool
 

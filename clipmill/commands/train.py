@@ -63,7 +63,7 @@ START = Group("How it starts", validator=MutuallyExclusive(), sort_key=8)
 
 
 @TRAIN.default
-@documented_by(training.train_model)
+@documented_by("training", "train_model")
 def train_run(
     blend: Annotated[str | None, Parameter(group=DATA)] = None,
     /,
@@ -186,7 +186,7 @@ TASKS = Group("Tasks", validator=LimitedChoice(1, 1), sort_key=0)
 
 
 @EVALUATE.default
-@documented_by(training.evaluate_model)
+@documented_by("training", "evaluate_model")
 def evaluate(
     model: str,
     /,

@@ -33,7 +33,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +44,7 @@ from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
 from clipmill.manifests.schema import View
 from clipmill.pipeline.progress.view import counted_stage
+from clipmill.pipeline.shuffle import duckdb
 from clipmill.pipeline.views.rules import (
     DERIVED,
     TABLE,

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from clipmill.manifests.aligned import (
     write_view_shards,
 )
 from clipmill.manifests.columns import MASK, SIDECAR, shared_name, with_extra
-from clipmill.manifests.commits import Commits
+from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import (
     NOT_STORED,
     PoolLayout,
@@ -167,6 +167,21 @@ class ScoredColumns:
                 )
             used.add(owner)
         return columns, sorted(used)
+
+    def owners_named(self, sql: str) -> set[str]:
+        """Those of whom a column may be read by some SQL: its name is among the words. DuckDB,
+        whose parser knows it, takes longer to load than all that is done for a view that is there.
+        """
+        text = sql.lower()
+        words = set(re.findall(r"\w+", text))
+        unquoted = text.replace('""', '"')
+        owners = set()
+        for column, owner in self.owners.items():
+            name = column.lower()
+            is_word = re.fullmatch(r"\w+", name) is not None
+            if name in words if is_word else name in text or name in unquoted:
+                owners.add(owner)
+        return owners
 
 
 def list_columns(pool: str) -> list[Column]:
@@ -461,14 +476,14 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
 # a log line with what changed.
 
 
+# Stored rows up to which a build writes the hash of the rows of its views: a microsecond of CPU a
+# row, more than the rules cost. `clipmill filter hash` computes it in any pool.
+HASHED_ROWS = 5_000_000
 # What ends the name of a random view of one seed, and that of a part of a view.
 RANDOM_SEED = re.compile(r"(?<=.)(\.seed-\d+)?(\.part-[\d.e-]+\.seed-\d+)?$")
 PART = "random_part"  # the name of the rule
 PART_SEED = 2**40  # added to a seed, so that no `sample` or `random_like` draws the same rows
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
-# Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
-# a row, which in large pools is more than the rules cost. `clipmill filter hash` computes it.
-HASHED_ROWS = 5_000_000
 logger = logging.getLogger(__name__)
 
 
@@ -519,12 +534,15 @@ def choose_views(
     recipe: Recipe,
     names: Sequence[str] | None = None,
     commits: Commits | None = None,
+    *,
+    hashed: bool = False,
 ) -> dict[str, ViewDocument]:
     """Make the views of a recipe (default: all), and return their documents.
 
-    commits: what is committed, if the caller has read it. LeaseLost where another command has taken
-    the lease over. ValueError for unknown views and columns, rules that are no rules, filters that
-    are not scored yet, a pool without stored rows, and a view that keeps nothing.
+    commits: what is committed, if the caller has read it. hashed: those that are made have the
+    hash of the rows. LeaseLost where another command has taken the lease over. ValueError for
+    unknown views and columns, rules that are no rules, filters that are not scored yet, a pool
+    without stored rows, and a view that keeps nothing.
     """
     commits = shards_with_rows(out.pool, commits)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
@@ -537,20 +555,48 @@ def choose_views(
     scored = ScoredColumns(pool_sets.instances)
     for name in wanted:
         recipe.view(name)
+        rules = rules_of(recipe.views, name)
+        if (same := _inputs_of_made(pool_sets, scored, name, rules)) is not None:
+            inputs[name] = same
+            continue
         columns[name], instances = scored.columns_of_view(recipe, name, in_sidecars)
         for instance in instances:
             if instance not in sets:
                 sets[instance] = pool_sets.require(instance)
         inputs[name] = Inputs(
-            rules=rules_of(recipe.views, name),
+            rules=rules,
             scores={instance: sets[instance][0] for instance in instances},
             fingerprint=commits.fingerprint,
         )
     select = _by_rules(commits, recipe.views, columns, sets, {})
-    documents = _make(out, commits, inputs, select)
+    documents = _make(out, commits, inputs, select, hashed)
     if names is None and (unlisted := views_not_in(recipe, out.pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return documents
+
+
+def _inputs_of_made(
+    pool_sets: PoolSets, scored: ScoredColumns, name: str, rules: tuple[dict[str, Any], ...]
+) -> Inputs | None:
+    """What a view is made from that is there already; None where its rules are to be parsed.
+
+    Equal rules read the same columns. Where the words of the rules may name no others than columns
+    of the score sets of before, and these are still the current ones, nothing else has changed.
+    """
+    document = read_view(pool_sets.pool, name)
+    if document is None or document.rules != rules or any("random_like" in rule for rule in rules):
+        return None
+    owners = scored.owners_named(" ".join(rule.get("where", "") for rule in rules))
+    if owners != document.scores.keys() or not owners <= scored.instances.keys():
+        return None
+    current = {owner: pool_sets.current(owner) for owner in document.scores}
+    inputs = Inputs(
+        rules=rules,
+        scores={owner: of_owner[0] for owner, of_owner in current.items() if of_owner},
+        fingerprint=pool_sets.commits.fingerprint,
+    )
+    is_made = inputs.made(document) and has_masks(pool_sets.commits, document)
+    return inputs if is_made else None
 
 
 def random_like(
@@ -559,8 +605,8 @@ def random_like(
     """Make random views: as many stored rows as `view` keeps, drawn by xxh3(uid, seed).
 
     There is one `random_like_VIEW.seed-N` for each of the seeds; without seeds it is
-    `random_like_VIEW`, which is drawn with seed 0. ValueError if the pool has no view of that name,
-    or one that is older than its shards.
+    `random_like_VIEW`, which is drawn with seed 0. They have a hash where `view` has. ValueError
+    if the pool has no view of that name, or one that is older than its shards.
     """
     whole = Pool(shards_with_rows(out.pool)).view(view)
     model, commits = whole.document, whole.commits
@@ -580,14 +626,15 @@ def random_like(
         )
     columns = {name: {"status", "uid"} for name in inputs}
     select = _by_rules(commits, views, columns, {}, {view: model.kept})
-    return _make(out, commits, inputs, select)
+    return _make(out, commits, inputs, select, model.rows_sha256 is not None)
 
 
 def parts_of_views(
     out: PoolWriter, views: Sequence[str], share: float, seeds: Sequence[int]
 ) -> dict[str, ViewDocument]:
     """Make VIEW.part-SHARE.seed-N of each view and seed: the rows of the view whose xxh3(uid, seed)
-    is below the share, so that two views go on to have as much in common.
+    is below the share, so that two views go on to have as much in common. They have a hash where
+    all of `views` have.
 
     ValueError for a view that is not there, is older than the shards or has no row in its part.
     """
@@ -641,7 +688,8 @@ def parts_of_views(
             selections[name] = Selection(thresholds=whole.thresholds, funnel=funnel, kept=kept)
         return selections
 
-    return _make(out, commits, inputs, select)
+    hashed = all(whole.rows_sha256 is not None for whole in wholes.values())
+    return _make(out, commits, inputs, select, hashed)
 
 
 def _add_parts(
@@ -708,7 +756,7 @@ def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
         selection = Selection(thresholds=model.thresholds, funnel=model.funnel, kept=model.kept)
         return {name: selection}
 
-    return _make(out, commits, {name: inputs}, select)
+    return _make(out, commits, {name: inputs}, select, model.rows_sha256 is not None)
 
 
 def hash_view(pool: str, view: str) -> str:
@@ -716,14 +764,19 @@ def hash_view(pool: str, view: str) -> str:
 
     ValueError where there is no such view, or it is older than the shards.
     """
-    masks = Pool.open(pool).view(view)
-    commits, counts = masks.commits, masks.commits.column("count")
+    return hash_of(Pool.open(pool).view(view))
 
-    def kept_rows(position: int) -> NDArray[np.bool_]:
-        shard, rows = int(commits.shards[position]), counts[position].as_py()
-        return np.asarray(masks.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
 
-    return hash_rows(commits, {view: kept_rows})[view]
+def hash_of(view: OpenView) -> str:
+    """The hash of an open view."""
+    return hash_rows(view.commits, {"": functools.partial(_kept_rows, view)})[""]
+
+
+def _kept_rows(masks: OpenView, position: int) -> NDArray[np.bool_]:
+    """(rows,) which rows of the shard at a position of its commits a view keeps."""
+    shard = int(masks.commits.shards[position])
+    rows = int(masks.commits.value(shard, "count"))
+    return np.asarray(masks.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
 
 
 def check_view_name(name: str) -> None:
@@ -792,10 +845,10 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
 
 
 def _make(
-    out: PoolWriter, commits: Commits, inputs: Mapping[str, Inputs], select: Select
+    out: PoolWriter, commits: Commits, inputs: Mapping[str, Inputs], select: Select, hashed: bool
 ) -> dict[str, ViewDocument]:
     """The documents of the views in `inputs`. Those that were made from other inputs, or lack a
-    file, are made: `select` adds their masks, then NAME.json is written.
+    file, are made: `select` adds their masks, then NAME.json is written. hashed: with their hashes.
 
     After a crash in between a view does not exist. Where a rule cannot work, or leaves no row, the
     views of before stay as they are.
@@ -809,21 +862,40 @@ def _make(
         else:
             _refuse_frozen(document, given)
             before[name] = document
-    if not before:
-        return documents
-    masks = MaskFiles(out, commits, before)
-    try:
-        selections = select(masks, list(before), documents)
-        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
-        hashes: dict[str, str | None] = dict.fromkeys(before)
-        if commits.totals.stored <= HASHED_ROWS:
-            hashes |= hash_rows(commits, kept_rows)
-        for name, old in before.items():
-            selection = selections[name]
-            documents[name] = write_view(masks, name, selection, inputs[name], old, hashes[name])
-    finally:
-        masks.remove()
+    if before:
+        masks = MaskFiles(out, commits, before)
+        try:
+            selections = select(masks, list(before), documents)
+            for name, old in before.items():
+                documents[name] = write_view(masks, name, selections[name], inputs[name], old, None)
+        finally:
+            masks.remove()
+    if hashed:
+        documents |= add_hashes(out, {name: documents[name] for name in before}, commits)
     return {name: documents[name] for name in inputs}
+
+
+def add_hashes(
+    out: PoolWriter, documents: Mapping[str, ViewDocument], commits: Commits | None = None
+) -> dict[str, ViewDocument]:
+    """Write the hash of the rows into those documents that lack it; all as they are then. They are
+    of the shards of `commits` (default: of all).
+    """
+    commits = read_commits(out.pool) if commits is None else commits
+    pool = Pool(commits)
+    views = {
+        name: OpenView(pool, document)
+        for name, document in documents.items()
+        if document.rows_sha256 is None
+    }
+    hashed = dict(documents)
+    if not views:
+        return hashed
+    kept_by = {name: functools.partial(_kept_rows, view) for name, view in views.items()}
+    for name, digest in hash_rows(commits, kept_by).items():
+        hashed[name] = replace(documents[name], rows_sha256=digest)
+        out.write_json(out.layout.view_json(name), hashed[name], sealed=True)
+    return hashed
 
 
 def _refuse_frozen(document: ViewDocument | None, inputs: Inputs) -> None:
@@ -866,7 +938,7 @@ def write_view(
     rows_sha256: str | None,
 ) -> ViewDocument:
     """Publish the masks of a view, then its document. before: the document of an earlier one.
-    rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
+    rows_sha256: hash of its rows, if it is known."""
     out, commits = masks.out, masks.commits
     layout, kept = out.layout, np.array(masks.kept[name], np.int64)
     moved = "" if before is None else _moved_text(masks, before)

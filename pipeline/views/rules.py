@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from clipmill.filters import FILTERS
@@ -23,7 +22,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.schema import View
-from clipmill.pipeline.shuffle import connect
+from clipmill.pipeline.shuffle import connect, duckdb
 
 # --------------------------------------------------------------------------------------------------
 # The database in memory that rules are evaluated in.

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from clipmill.manifests import disk, reader
-from clipmill.manifests.schema import Ablation, Arm, Blend, Recipe, Scorer, Suite, TaskSpec
+from clipmill.manifests.schema import (
+    Ablation,
+    Arm,
+    Blend,
+    Fetch,
+    Recipe,
+    Rule,
+    Scorer,
+    Source,
+    Suite,
+    TaskSpec,
+)
 
 RECIPE = """
 name: small
@@ -290,3 +302,38 @@ def test_a_resolved_recipe_has_no_scale(tmp_path: Path) -> None:
     disk.write_json(tmp_path / "r.json", recipe)
     with pytest.raises(ValueError, match="is resolved already; it has no scale 'debug'"):
         reader.read_manifest(tmp_path / "r.json", Recipe, scale="debug")
+
+
+# Values of which pydantic changes none, or refuses or changes one.
+PLAIN = [
+    (Source, {"kind": "wat", "paths": ["a"]}),
+    (Fetch, {"deadline_s": 20, "max_bytes": "20MiB", "allow_ports": [80]}),
+    (Rule, {"name": "tenth", "sample": 0.5, "seed": 3}),
+    (TaskSpec, {"name": "t", "kind": "classification", "data": "eval"}),
+]
+ODD = [
+    (Fetch, {"image_size": 256.0}),
+    (Fetch, {"image_size": "256"}),
+    (Fetch, {"deadline_s": "20"}),
+    (Fetch, {"retries": True}),
+    (Fetch, {"deadline_s": 2**60}),
+    (Fetch, {"user_agent": "\ud800"}),
+    (Fetch, {"unknown": 1}),
+    (Source, {"kind": "wat", "paths": "a"}),
+    (Source, {"kind": "watt", "paths": ["a"]}),
+    (Source, {"kind": "wat"}),
+    (Rule, {"name": "tenth", "where": 1}),
+    (Rule, {"name": "tenth", "sample": 2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), PLAIN)
+def test_values_of_the_right_types_need_no_pydantic(kind: type, values: dict[str, object]) -> None:
+    raw = reader.with_numbers(values, kind)
+    expected = pydantic.TypeAdapter(kind).validate_python(raw)
+    assert repr(reader.without_pydantic(raw, kind)) == repr(expected)
+
+
+@pytest.mark.parametrize(("kind", "values"), ODD)
+def test_other_values_are_left_to_pydantic(kind: type, values: dict[str, object]) -> None:
+    assert reader.without_pydantic(reader.with_numbers(values, kind), kind) is None

@@ -71,6 +71,37 @@ def test_all_views_and_their_funnels(
     assert [line.split()[:2] for line in output.splitlines() if "words" in line] == [["words", "4"]]
 
 
+def test_the_hash_of_the_rows_is_printed_and_kept_where_it_is_asked_for(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [pool, "--recipe", str(tmp_path / "r.yaml"), "--views", "long"]
+    assert commands.filter_pool(words) == 0
+    assert "hash of the rows" not in capsys.readouterr().out
+    assert commands.filter_pool([*words, "--hash"]) == 0
+    assert commands.filter_pool(["hash", pool, "long"]) == 0
+    *_, line, printed = capsys.readouterr().out.splitlines()
+    assert line == f"  hash of the rows {printed}"
+    assert disk.read_json(f"{pool}/views/long.json")["rows_sha256"] == printed
+
+
+def test_a_view_that_is_there_loads_neither_duckdb_nor_pandas(pool: str, tmp_path: Path) -> None:
+    """Nor pydantic: together they take longer than all the rest."""
+    words = [str(ROOT / "clipmill/__main__.py"), "filter", pool, "--recipe", "r.yaml"]
+    for is_there in (False, True):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "view long: 4 of 10 rows kept" in done.stdout
+        assert {"pyarrow.parquet"} <= loaded
+        assert not {"pandas._libs", "pydantic", "rich", "scipy", "jinja2"} & loaded
+        assert ("_duckdb" in loaded) != is_there
+
+
 def test_one_view_at_a_scale_as_json(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,26 @@ def test_a_footer_that_is_no_object_is_damage(tmp_path: Path, text: str) -> None
     disk.write_parquet(path, table)
     with pytest.raises(disk.DamagedTable, match=r"t\.parquet is damaged, .*: its footer is not"):
         disk.read_metadata(path)
+
+
+def test_a_command_of_its_own_does_not_import_pandas_with_its_first_array() -> None:
+    """Until a user's code is loaded; `to_pandas` works all the same. A program that imports the
+    library goes on as it was."""
+    code = """
+import sys
+from clipmill.manifests import console
+if sys.argv[1] == "command": console.end_on_stop_signals()
+from clipmill.manifests import disk
+import pyarrow as pa
+pa.array([1.5])
+print("pandas" in sys.modules)
+import pandas
+series = pandas.Series([1.5, float("nan")])
+if sys.argv[1] == "command":
+    print(len(pa.array([2.5]).to_pandas()))
+    disk.bring_in_pandas()
+print(pa.array(series).null_count)
+"""
+    for kind, expected in (("command", "False 1 1"), ("library", "True 1")):
+        done = subprocess.run([sys.executable, "-c", code, kind], capture_output=True, text=True)
+        assert done.stdout.split() == expected.split(), done.stderr

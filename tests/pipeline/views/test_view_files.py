@@ -94,6 +94,45 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
     assert "which keeps 25.0000% of 24 rows" in lines[4]
 
 
+def test_rules_of_a_view_that_is_there_are_not_parsed(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the words of the rules name columns of the same score sets as before."""
+    quoted = view("quoted", ("words", '"CAPTION_words" > 3'), ("text", "caption <> 'brightness'"))
+    half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
+    views = (RAW, LONG, TOP, half)
+    made = files.choose_views(PoolWriter(pool), recipe(*views, quoted, ALIKE))
+    parsed = []
+
+    def parse(views: object, name: str, known: object) -> set[str]:
+        parsed.append(name)
+        raise ValueError("parsed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "columns_of", parse)
+        again = files.choose_views(PoolWriter(pool), recipe(*views))
+        assert again == {name: made[name] for name in again}
+        assert not parsed
+        words = FilterSpec(name="words", kind="caption")
+        for changed in (
+            recipe(view("long", ("words", "caption_words > 4"))),  # another rule
+            recipe(LONG, filters=FILTERS[1:]),  # a filter that is not listed
+            recipe(quoted),  # brightness is a word of a text
+            recipe(TOP, ALIKE),  # of another view's columns
+            recipe(LONG, filters=(FilterSpec(name="caption", options={"detail": True}),)),
+            recipe(view("raw", ("words", "words_words > 1")), filters=(words,)),
+        ):
+            with pytest.raises(ValueError, match="parsed"):
+                files.choose_views(PoolWriter(pool), changed)
+        assert parsed == ["long", "long", "quoted", "alike", "long", "raw"]
+        masks = Path(PoolLayout(pool).view_bundle("long", 0))
+        masks.unlink()
+        with pytest.raises(ValueError, match="parsed"):
+            files.choose_views(PoolWriter(pool), recipe(LONG))
+    assert files.choose_views(PoolWriter(pool), recipe(LONG))["long"] == made["long"]
+    assert masks.exists()
+
+
 def test_a_view_is_made_again_only_when_something_changed(
     pool: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,7 +450,7 @@ def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
     assert files.selected_view(commits, "even", where) == made
     assert files.selected_view(commits, "even", "in another") is None
     named = view("rule", ("selected", "original_width >= 200"))
-    by_rule = files.choose_views(PoolWriter(plain_pool), recipe(named))["rule"]
+    by_rule = files.choose_views(PoolWriter(plain_pool), recipe(named), hashed=True)["rule"]
     kept = np.asarray(masks(plain_pool, "rule")["kept"])
     same = files.write_selected_view(out, commits, "same", where, lambda a, b: kept[a:b])
     assert same.rows_sha256 == by_rule.rows_sha256 == files.hash_view(plain_pool, "same")

@@ -12,11 +12,19 @@ from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.pipeline import recipe_run
 from clipmill.pipeline.audit.purge import purge_rows, read_criteria
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views import choose as choosing
 from clipmill.pipeline.views import files
-from clipmill.pipeline.views.files import choose_views, hash_view, random_like
+from clipmill.pipeline.views.files import (
+    add_hashes,
+    choose_views,
+    freeze,
+    hash_view,
+    parts_of_views,
+    random_like,
+)
 from tests.support import commands
 from tests.support.bundles import mask_of
 from tests.support.chosen import recipe, view
@@ -45,7 +53,7 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
 ) -> None:
     given = list(enumerate(rows(40)))
     first = make_pool(tmp_path / "a", rows(40), per_shard=7)
-    chosen = choose_views(PoolWriter(first), recipe(WIDE, SAME_ROWS, ALL))
+    chosen = choose_views(PoolWriter(first), recipe(WIDE, SAME_ROWS, ALL), hashed=True)
     expected = expected_hash(first, "wide")
     assert chosen["wide"].rows_sha256 == chosen["other"].rows_sha256 == expected
     assert chosen["raw"].rows_sha256 == expected_hash(first, "raw") != expected
@@ -55,22 +63,49 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
     second = str(tmp_path / "b")
     for shard, start in enumerate(range(39, -1, -4)):
         write_shard(second, shard, given[start : (start - 4 if start >= 4 else None) : -1])
-    assert choose_views(PoolWriter(second), recipe(WIDE))["wide"].rows_sha256 == expected
-    assert hash_view(second, "wide") == expected
+    made = choose_views(PoolWriter(second), recipe(WIDE), hashed=True)
+    assert made["wide"].rows_sha256 == hash_view(second, "wide") == expected
 
 
-def test_a_large_pool_has_its_hashes_on_request(
+def test_a_hash_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
+    """And written beside masks that are there; what is made of a view has one where that has."""
+    pool = make_pool(tmp_path, rows(40), per_shard=7)
+    out = PoolWriter(pool)
+    assert choose_views(out, recipe(ALL, WIDE))["raw"].rows_sha256 is None
+    expected = expected_hash(pool, "raw")
+    assert hash_view(pool, "raw") == expected
+    assert random_like(out, "raw", [1])["random_like_raw.seed-1"].rows_sha256 is None
+    assert parts_of_views(out, ["raw"], 0.5, [1])["raw.part-0.5.seed-1"].rows_sha256 is None
+    assert freeze(out, "raw", "cold")["cold"].rows_sha256 is None
+    masks = Path(PoolLayout(pool).view_bundle("raw", 0))
+    before = masks.stat()
+    there = choose_views(out, recipe(ALL), hashed=True)
+    assert there["raw"].rows_sha256 is None, "it was not made"
+    hashed = add_hashes(out, there)["raw"]
+    assert hashed.rows_sha256 == expected
+    assert read_document(PoolLayout(pool).view_json("raw"), ViewDocument) == hashed
+    assert masks.stat().st_mtime_ns == before.st_mtime_ns
+    assert choose_views(out, recipe(ALL, WIDE))["raw"] == hashed
+    drawn = random_like(out, "raw", [2])["random_like_raw.seed-2"]
+    part = parts_of_views(out, ["raw"], 0.5, [2])["raw.part-0.5.seed-2"]
+    frozen = freeze(out, "raw", "warm")["warm"]
+    assert drawn.rows_sha256 == frozen.rows_sha256 == expected
+    assert part.rows_sha256 == expected_hash(pool, "raw.part-0.5.seed-2") != expected
+    mixed = parts_of_views(out, ["raw", "wide"], 0.5, [3])
+    assert {document.rows_sha256 for document in mixed.values()} == {None}
+
+
+def test_a_build_writes_hashes_up_to_a_number_of_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, has_hash in (("small", True), ("large", False)):
-        pool = make_pool(tmp_path / name, rows(40), per_shard=7)
-        stored = read_commits(pool).totals.stored
-        monkeypatch.setattr(files, "HASHED_ROWS", stored if has_hash else stored - 1)
-        document = choose_views(PoolWriter(pool), recipe(ALL))["raw"]
-        drawn = random_like(PoolWriter(pool), "raw", [1])["random_like_raw.seed-1"]
-        expected = expected_hash(pool, "raw")
-        assert document.rows_sha256 == drawn.rows_sha256 == (expected if has_hash else None)
-        assert hash_view(pool, "raw") == expected
+    pool = make_pool(tmp_path, rows(40), per_shard=7)
+    stored = read_commits(pool).totals.stored
+    for most in (stored - 1, stored):
+        monkeypatch.setattr(recipe_run, "HASHED_ROWS", most)
+        Path(PoolLayout(pool).view_json("raw")).unlink(missing_ok=True)
+        recipe_run.Build(recipe(ALL), PoolWriter(pool), "inline", None).choose()
+        document = read_document(PoolLayout(pool).view_json("raw"), ViewDocument)
+        assert document.rows_sha256 == (expected_hash(pool, "raw") if most == stored else None)
 
 
 def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
@@ -85,7 +120,8 @@ def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
             hexes[number % 10] = "ab" * 32
             table = table.set_column(table.column_names.index("sha256"), "sha256", [hexes])
             disk.write_parquet(path, table)
-        hashes.append(choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256)
+        choose_views(PoolWriter(pool), recipe(ALL))
+        hashes.append(hash_view(pool, "raw"))
     assert len(set(hashes)) == 3
 
 
@@ -95,7 +131,8 @@ def test_a_row_without_a_hash_counts_and_repeats_count_once(tmp_path: Path) -> N
     table = disk.read_parquet(path)
     column = table.column_names.index("sha256")
     disk.write_parquet(path, table.set_column(column, "sha256", [[None, "", "ab" * 32, "x"]]))
-    assert choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256 == _with_unknown(pool)
+    choose_views(PoolWriter(pool), recipe(ALL))
+    assert hash_view(pool, "raw") == _with_unknown(pool)
 
 
 def _with_unknown(pool: str) -> str:
@@ -109,7 +146,8 @@ def _with_unknown(pool: str) -> str:
 
 def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = make_pool(tmp_path / "pool", rows(20))
-    expected = choose_views(PoolWriter(pool), recipe(ALL))["raw"].rows_sha256
+    choose_views(PoolWriter(pool), recipe(ALL))
+    expected = expected_hash(pool, "raw")
     assert commands.filter_pool(["hash", pool, "raw"]) == 0
     assert capsys.readouterr().out == f"{expected}\n"
     uid = disk.read_parquet(read_commits(pool).sidecar(0))["uid"][0].as_py()
