@@ -248,7 +248,7 @@ class Cell(Bars):
             self._progress.console.print(*self._progress.get_renderables())
         text = {"text/plain": capture.get()}
         if self._output is None:
-            self._output = display(text, raw=True, display_id=True)
+            self._output = display(text, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
         else:
             self._output.update(text, raw=True)
 
