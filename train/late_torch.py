@@ -14,7 +14,8 @@ else:
         def __getattr__(self, name: str) -> Any:
             import torch as real
 
-            return getattr(real, name)
+            value = self.__dict__[name] = getattr(real, name)  # is not asked for again
+            return value
 
     torch = _Torch()
 

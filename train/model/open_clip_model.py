@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from clipmill.manifests import disk
 from clipmill.manifests.clip_tokenizer import simple_tokenizer, tokenizers
@@ -460,6 +459,8 @@ def _counted(own: set[int], encode: Callable[[], Tensor]) -> tuple[float, int]:
     """Operations of forward and backward, and the bytes that are kept between them; `own` are the
     parameters' storages.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, in a third of a second
+
     kept: dict[int, Tensor] = {}
 
     def keep(x: Tensor) -> Tensor:
