@@ -112,7 +112,7 @@ def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
     while done < samples:
         for shard, rows in enumerate(view.shard_rows.tolist()):
             for row in range(rows):
-                simplejpeg.decode_jpeg(view.read_image(shard, row))
+                simplejpeg.decode_jpeg(view.read_image(view.shard(shard), row))
             done += rows
             yield rows
 
@@ -304,7 +304,7 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     sampled = sampled[:samples]
     numbers = crop_numbers(0, 0, np.arange(len(sampled)), config.crop_min).tolist()
     into_BHWC = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
-    bytes_of = [view.read_image(s, r) for s, r in sampled]
+    bytes_of = [view.read_image(view.shard(s), r) for s, r in sampled]
     images = [decode_image(data) for data in bytes_of]
 
     def cost(work: Callable[[], object], count: int) -> float:
@@ -316,17 +316,20 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
         for k, (image, row) in enumerate(zip(images, numbers, strict=True)):
             random_crop_into(into_BHWC[k % BATCH], image, row)
 
-    into_T = np.zeros(77, np.int64)
+    into_BT, length_B = np.zeros((BATCH, 77), np.int64), np.zeros(BATCH, np.int64)
+
+    def tokens() -> None:
+        for first in range(0, len(sampled) - BATCH + 1, BATCH):
+            rows = sampled[first : first + BATCH]
+            copy_tokens([view.shard(s).tokens_of(r) for s, r in rows], into_BT, length_B)
+
     steps = max(1, len(sampled) // BATCH)
     return {
         "positions": cost(lambda: [order.batch(k) for k in range(steps)], steps * BATCH),
-        "read": cost(lambda: [view.read_image(s, r) for s, r in sampled], len(sampled)),
+        "read": cost(lambda: [view.read_image(view.shard(s), r) for s, r in sampled], len(sampled)),
         "decode": cost(lambda: [decode_image(data) for data in bytes_of], len(sampled)),
         "crop": cost(crop, len(sampled)),
-        "tokens": cost(
-            lambda: [copy_tokens(view.shard(s).tokens_of(r), into_T) for s, r in sampled],
-            len(sampled),
-        ),
+        "tokens": cost(tokens, steps * BATCH),
     }
 
 

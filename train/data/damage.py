@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -26,9 +26,9 @@ def too_many_damaged(count: int, drawn: int) -> bool:
     return count > max(FREE, SHARE * drawn)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """An image and its caption, of a row of a pool or of a tar that is streamed.
+class Sample(NamedTuple):
+    """An image and its caption, of a row of a pool or of a tar that is streamed. A tuple is made in
+    a fifth of the time of a frozen dataclass.
 
     read: gives the image. ValueError for damage, ReadFailed or OSError where it cannot be read.
     """

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,6 +62,7 @@ PREFETCH = 4  # batches that are read ahead at most
 PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch is always allowed
 LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw from new shards
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
+TOGETHER = 32  # rows of which each part of the work is done before the next part
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
 SUBSTITUTES = 16  # samples that are tried in the place of a damaged one
 
@@ -118,19 +121,56 @@ class RunBatch:
     texts: tuple[str | None, ...] = ()  # with columns: which text column each caption is of
 
 
+class _ImageMemory:
+    """Memory of the images of batches. It is used again once a batch, and every tensor and array
+    that shares its memory, is gone: new pages cost a tenth of a sample's time.
+    """
+
+    def __init__(self, shape: tuple[int, ...], pin: bool, most: int) -> None:
+        """most: of batches whose memory waits to be used again."""
+        self._shape, self._pin, self.lock = shape, pin, threading.Lock()
+        self._free: deque[Pixels] = deque(maxlen=most)
+
+    def take(self) -> Tensor:
+        """uint8, not initialised. The caller has the lock."""
+        if self._pin:  # torch keeps pinned memory itself
+            return torch.empty(self._shape, dtype=torch.uint8, pin_memory=True)
+        # NumPy asks for huge pages, torch does not: a fifth of a sample's time would go into small
+        # ones.
+        memory = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
+        lent = memory.view()  # lives as long as the tensor, and whatever is made of it
+        weakref.finalize(lent, self._free.append, memory)
+        return torch.from_numpy(lent)
+
+    def clear(self) -> None:
+        """Keep none that waits."""
+        with self.lock:
+            self._free.clear()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _PlannedBatch:
     """A batch while it is filled: where its rows come from, and the arrays that threads fill."""
 
     samples: StepSamples
     numbers: list[list[float]]  # of each row's crop
-    image: Tensor
+    memory: _ImageMemory
     tokens: Tensor
     length: Tensor
     keys: list[str]
     drawn: dict[int, Sample]  # by row, where columns were asked for
     pictures: list[Pixels | bytes]  # where whole ones were asked for
     room: int  # bytes of decoded pictures that may still be kept; about, as threads share it
+    _image: Tensor | None = None
+
+    def image(self) -> Tensor:
+        """(rows, height, width, 3). Its memory is taken when the first row is filled: by then an
+        earlier batch has given back its own, where whoever takes batches is fast.
+        """
+        with self.memory.lock:
+            if self._image is None:
+                self._image = self.memory.take()
+            return self._image
 
     def keep(self, r: int, data: bytes, pixels: Pixels) -> None:
         """Keep the whole picture of row `r`."""
@@ -196,6 +236,8 @@ class RunLoader:
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
+        shape = (0 if whole else share, *self._size, 3)
+        self._memory = _ImageMemory(shape, self._pin, self._ahead())
         self.names = tuple(sorted(blend.streams or blend.views))
         self.is_resumable = not blend.streams
         self.views: tuple[ViewRows, ...] = ()
@@ -277,6 +319,7 @@ class RunLoader:
         finally:
             steps.close()  # first: threads may wait for it
             batches.close()
+            self._memory.clear()
 
     def _alone(self, steps: Steps, numbers: range) -> Filled:
         """The batches of the steps `numbers`, filled by the caller."""
@@ -286,8 +329,7 @@ class RunLoader:
 
     def _threaded(self, steps: Steps, numbers: range) -> Filled:
         """The batches of the steps `numbers`, filled by threads."""
-        # Random numbers and memory of a batch are made in a thread of their own, so that the caller
-        # only waits.
+        # Random numbers of a batch are made in a thread of their own: the caller only waits.
         planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
         pool = ThreadPoolExecutor(self._config.threads, thread_name_prefix="decode")
         in_flight: deque[Future[tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]]] = deque()
@@ -337,7 +379,7 @@ class RunLoader:
         return _PlannedBatch(
             samples=samples,
             numbers=numbers.tolist(),
-            image=_empty_images((0 if self._whole else rows, *self._size, 3), self._pin),
+            memory=self._memory,
             tokens=torch.full((rows, self._context), self._pad, pin_memory=self._pin),
             length=torch.zeros(rows, dtype=torch.int64, pin_memory=self._pin),
             keys=[""] * rows,
@@ -359,57 +401,79 @@ class RunLoader:
     def _fill(self, planned: _PlannedBatch, rows: range) -> list[DamagedSample]:
         """Read, decode and crop some rows of a batch into its arrays; what was damaged."""
         damaged: list[DamagedSample] = []
-        images, length_B = planned.image.numpy(), planned.length.numpy()
-        tokens_BT = planned.tokens.numpy()
-        for r in rows:
-            sample, data, pixels = self._usable_sample(planned.samples, r, damaged)
+        for first in range(0, len(rows), TOGETHER):
+            self._fill_some(planned, rows[first : first + TOGETHER], damaged)
+        return damaged
+
+    def _fill_some(self, planned: _PlannedBatch, rows: range, damaged: list[DamagedSample]) -> None:
+        """`_fill` of few rows, one part of the work after another."""
+        images = planned.image().numpy()
+        samples = [planned.samples.sample(r, 0) for r in rows]
+        encoded = [self._read(sample, planned.samples.step) for sample in samples]
+        for k, r in enumerate(rows):
+            data, pixels = encoded[k], self._decoded(encoded[k])
+            for attempt in range(1, SUBSTITUTES + 1):
+                if not isinstance(pixels, ValueError):
+                    break
+                damaged.append(self._damaged(samples[k], planned.samples.step, r, pixels))
+                if attempt == SUBSTITUTES:
+                    raise ValueError(
+                        f"{SUBSTITUTES} rows of {samples[k].source} in a row cannot be used; the "
+                        f"last: {damaged[-1]}"
+                    )
+                samples[k] = planned.samples.sample(r, attempt)
+                data = self._read(samples[k], planned.samples.step)
+                pixels = self._decoded(data)
+            assert not isinstance(pixels, ValueError)
             if self._whole:
+                assert isinstance(data, bytes)
                 planned.keep(r, data, pixels)
             else:
                 self._crop_into(images[r], pixels, planned.numbers[r])
+        for r, sample in zip(rows, samples, strict=True):
+            planned.keys[r] = sample.name
             if self._columns:
                 planned.drawn[r] = sample
-            length_B[r] = self._copy_tokens(sample.tokens, tokens_BT[r])
-            planned.keys[r] = sample.name
-        return damaged
+        here = slice(rows.start, rows.stop)
+        captions = [sample.tokens for sample in samples]
+        self._copy_tokens(captions, planned.tokens.numpy()[here], planned.length.numpy()[here])
 
-    def _usable_sample(
-        self, samples: StepSamples, r: int, damaged: list[DamagedSample]
-    ) -> tuple[Sample, bytes, Pixels]:
-        """Row `r` with its image and pixels, or its first substitute that can be used."""
-        for attempt in range(SUBSTITUTES):
-            sample = samples.sample(r, attempt)
-            try:
-                if not len(sample.tokens):
-                    of_column = f" of {sample.text}" if sample.text else ""
-                    raise ValueError(f"it has no tokens{of_column}")
-                data = self._read_image(sample)
-                pixels = self._decode_image(data, self._min_size, self._buffer)
-            except ValueError as error:
-                bad = DamagedSample(
-                    step=samples.step,
-                    position=self._rows.start + r,
-                    source=sample.source,
-                    shard=sample.shard,
-                    key=sample.key,
-                    reason=str(error),
-                )
-                damaged.append(bad)
-            except OSError as error:
-                raise ValueError(
-                    f"{sample.tar} cannot be read at step {samples.step}: {error}"
-                ) from error
-            else:
-                return sample, data, pixels
-        raise ValueError(
-            f"{SUBSTITUTES} rows of {sample.source} in a row cannot be used; the last: {bad}"
+    def _read(self, sample: Sample, step: int) -> bytes | ValueError:
+        """The bytes of the image, or why the sample cannot be used."""
+        if not len(sample.tokens):
+            of_column = f" of {sample.text}" if sample.text else ""
+            return ValueError(f"it has no tokens{of_column}")
+        try:
+            return self._read_image(sample)
+        except ValueError as error:
+            return error
+        except OSError as error:
+            raise ValueError(f"{sample.tar} cannot be read at step {step}: {error}") from error
+
+    def _decoded(self, data: bytes | ValueError) -> Pixels | ValueError:
+        """The pixels of an image, or why the sample cannot be used."""
+        if isinstance(data, ValueError):
+            return data
+        try:
+            return self._decode_image(data, self._min_size, self._buffer)
+        except ValueError as error:
+            return error
+
+    def _damaged(self, sample: Sample, step: int, r: int, error: ValueError) -> DamagedSample:
+        return DamagedSample(
+            step=step,
+            position=self._rows.start + r,
+            source=sample.source,
+            shard=sample.shard,
+            key=sample.key,
+            reason=str(error),
         )
 
     def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> RunBatch:
         drawn = [planned.drawn[r] for r in range(len(planned.drawn))]
         return RunBatch(
             step=planned.samples.step,
-            image_BHWC=planned.image,
+            image_BHWC=planned.image(),
             tokens_BT=planned.tokens,
             length_B=planned.length,
             keys=tuple(planned.keys),
@@ -483,38 +547,36 @@ def _read_image(sample: Sample) -> bytes:
     return sample.read()
 
 
-def _empty_images(shape: tuple[int, ...], pin: bool) -> Tensor:
-    """uint8, not initialised. NumPy asks for huge pages, torch does not: a fifth of a sample's time
-    would go into small ones.
-    """
-    if pin:
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(np.empty(shape, np.uint8))
-
-
 def _order_seed(config: TrainConfig) -> int:
     """The seed of a run's order and crops."""
     return config.seed if config.order_seed is None else config.order_seed
 
 
-def copy_whole(tokens: NDArray[Any], into_T: NDArray[np.int64]) -> int:
-    """Write the tokens of a model's own tokenizer into a row of padding, which the model reads too:
-    how many the row holds.
+def copy_whole(
+    captions: Sequence[NDArray[Any]], into_BT: NDArray[np.int64], length_B: NDArray[np.int64]
+) -> None:
+    """Write the tokens of a model's own tokenizer into rows of padding, which the model reads too,
+    and how many each row holds.
     """
-    into_T[: len(tokens)] = tokens
-    return len(into_T)
+    for tokens, into_T in zip(captions, into_BT, strict=True):
+        into_T[: len(tokens)] = tokens
+    length_B[:] = into_BT.shape[1]
 
 
-def copy_tokens(tokens: NDArray[Any], into_T: NDArray[np.int64]) -> int:
-    """Write a caption's tokens into a row of zeros and return how many it holds.
+def copy_tokens(
+    captions: Sequence[NDArray[Any]], into_BT: NDArray[np.int64], length_B: NDArray[np.int64]
+) -> None:
+    """Write the tokens of each caption into a row, with zeros behind them, and how many it holds.
 
     Where not all fit, the last token (end of text) takes the last place. A caption ends at its
     first end-of-text token, the highest number: a caption that has it as text, `<end_of_text>`, is
     pooled there (open_clip's argmax), and what follows is not seen.
     """
-    length = min(len(tokens), len(into_T))
-    into_T[:length] = tokens[:length]
-    into_T[length - 1] = tokens[-1]
-    length = int(into_T[:length].argmax()) + 1
-    into_T[length:] = 0
-    return length
+    places_T = np.arange(into_BT.shape[1])
+    last_B = np.fromiter(map(len, captions), np.int64, len(captions)) - 1
+    place_BT = np.minimum(places_T, last_B[:, None])  # in a caption; behind its end the last one
+    place_BT[:, -1] = last_B
+    first_B = np.cumsum(last_B + 1) - last_B - 1
+    tokens_BT = np.concatenate(captions)[first_B[:, None] + place_BT]
+    length_B[:] = tokens_BT.argmax(axis=1) + 1
+    into_BT[:] = np.where(places_T < length_B[:, None], tokens_BT, 0)

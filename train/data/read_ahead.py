@@ -64,8 +64,26 @@ class RunRows:
     def step(self, step: int) -> StepReads:
         """The rows of a step."""
         source, shard, row = self.order.batch(step, self.positions)
-        columns = self.order.captions(step, self.positions)
-        return StepReads(run=self, step=step, source=source, shard=shard, row=row, captions=columns)
+        return StepReads(
+            run=self,
+            step=step,
+            source=source,
+            shard=shard,
+            row=row,
+            captions=self.order.captions(step, self.positions),
+            shards=rows_of_shards(source, shard),
+        )
+
+
+def rows_of_shards(source: Ints, shard: Ints) -> dict[ShardKey, Ints]:
+    """{(source, shard): the rows of a batch that it has}."""
+    if not len(source):
+        return {}
+    order = np.lexsort((shard, source))
+    source, shard = source[order], shard[order]
+    firsts = np.flatnonzero((np.diff(source) != 0) | (np.diff(shard) != 0)) + 1
+    keys = zip(source[[0, *firsts]].tolist(), shard[[0, *firsts]].tolist(), strict=True)
+    return dict(zip(keys, np.split(order, firsts), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +104,7 @@ class StepReads:
     shard: Ints  # (rows,)
     row: Ints  # (rows,)
     captions: list[str | None]  # (rows,) text columns
+    shards: dict[ShardKey, Ints]  # the rows of the batch that each shard has
     columns: dict[ShardKey, ShardRows] = field(default_factory=dict)
     images: dict[int, _Image] = field(default_factory=dict)  # by the row of the batch
     error: BaseException | None = None  # why the step cannot be read
@@ -104,7 +123,7 @@ class StepReads:
 
         def read() -> bytes:
             image = None if attempt else self.image(r)
-            return rows.whole_image(row, reader.read_image(shard, row) if image is None else image)
+            return reader.read_image(rows, row) if image is None else rows.whole_image(row, image)
 
         return Sample(
             source=name,
@@ -124,16 +143,6 @@ class StepReads:
         were not asked for. ReadFailed or OSError as the read ended."""
         asked = self.images.get(r)
         return None if asked is None else asked.read.result()[asked.index]
-
-    def shards(self) -> dict[ShardKey, Ints]:
-        """{(source, shard): the rows of the batch that it has}."""
-        if not len(self.row):
-            return {}
-        order = np.lexsort((self.shard, self.source))
-        source, shard = self.source[order], self.shard[order]
-        differs = (np.diff(source) != 0) | (np.diff(shard) != 0)
-        parts = np.split(order, np.flatnonzero(differs) + 1)
-        return {(int(self.source[rows[0]]), int(self.shard[rows[0]])): rows for rows in parts}
 
 
 class _RangedRead:
@@ -318,7 +327,7 @@ class ReadAhead:
             if not self._wait_for_room(group):
                 return
             self._ask_images(group)
-            needed = {key for reads in asked for key in reads.shards()}
+            needed = {key for reads in asked for key in reads.shards}
             self._shards = {key: self._shards[key] for key in needed}
             with self._changed:
                 self._ready.extend(group.steps)
@@ -328,7 +337,7 @@ class ReadAhead:
     def _ask_columns(self, step: int) -> StepReads:
         """The positions of a step; the columns of its shards are on their way."""
         reads = self._run.step(step)
-        for key in reads.shards():
+        for key in reads.shards:
             if key not in self._shards:
                 source, shard = key
                 submit = self._column_threads.submit
@@ -352,7 +361,7 @@ class ReadAhead:
         """Bytes of a step's remote images. Where its columns cannot be read, the step says so."""
         size = 0
         try:
-            for key, here in reads.shards().items():
+            for key, here in reads.shards.items():
                 rows = reads.columns[key] = self._shards[key].result()
                 if disk.is_url(rows.tar):
                     size += int(rows.length[reads.row[here]].sum())
@@ -379,11 +388,11 @@ class ReadAhead:
         rows_of: dict[ShardKey, list[tuple[StepReads, int]]] = {}
         for reads in group.steps:
             if reads.error is None:
-                for key, here in reads.shards().items():
-                    rows_of.setdefault(key, []).extend((reads, r) for r in here.tolist())
+                for key, here in reads.shards.items():
+                    if disk.is_url(reads.columns[key].tar):
+                        rows_of.setdefault(key, []).extend((reads, r) for r in here.tolist())
         for key, draws in rows_of.items():
-            if disk.is_url(draws[0][0].columns[key].tar):
-                group.reads += self._ranged_reads(key, draws)
+            group.reads += self._ranged_reads(key, draws)
         group.reads.sort(key=lambda ranged: ranged.first_step)
         for ranged in group.reads:
             run = ranged.run if self._times is None else self._times.timed(FETCH, ranged.run)

@@ -244,13 +244,12 @@ class RowReader:
         """Whether its pool lies in a store. Adopted tars may, whatever this says."""
         return disk.is_url(self.pool)
 
-    def read_image(self, shard: int, row: int) -> bytes:
-        """The stored bytes of the image of kept row `row`.
+    def read_image(self, rows: ShardRows, row: int) -> bytes:
+        """The stored bytes of the image of kept row `row` of a shard.
 
         ValueError where the tar ends before them: a damaged sample. ReadFailed where the store
         does not answer, OSError where the tar cannot be read at all.
         """
-        rows = self.shard(shard)
         data = self.read_range(rows, int(rows.offset[row]), int(rows.length[row]), row)
         return rows.whole_image(row, data)
 

@@ -100,10 +100,13 @@ def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool):
     ],
 )
 def test_tokens_that_do_not_fit_are_cut_before_the_last(length, context, expected):
-    row = np.zeros(context, np.int64)
+    rows, held = np.zeros((3, context), np.int64), np.zeros(3, np.int64)
     tokens = list(range(7, 7 + length)) or [49_406, 320, 49_407, 9, 49_407]
-    held = copy_tokens(np.array(tokens, np.uint16), row)
-    assert (held, row.tolist()) == (len(expected) - expected.count(0), expected)
+    captions = [np.array(row, np.uint16) for row in ([1, 2], tokens, range(1, 100))]
+    copy_tokens(captions, rows, held)
+    assert (held[1], rows[1].tolist()) == (len(expected) - expected.count(0), expected)
+    assert rows[0].tolist() == [1, 2, *[0] * (context - 2)]
+    assert rows[2].tolist() == [*range(1, context), 99]
 
 
 # --- the same batches
@@ -155,6 +158,20 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool):
     assert_equal(first(seed=0, order_seed=5), first(seed=5))
     assert_equal(first(seed=3, order_seed=5), first(seed=5))
     assert first(seed=0, order_seed=5).keys != first(seed=0).keys
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_memory_is_used_again_when_nothing_of_a_batch_is_left(tiny_pool, threads):
+    config = settings(threads=threads, samples_seen=16 * 40)
+    loader, places, kept = Loader(blend_of(tiny_pool, all=1), config, model()), set(), []
+    for batch in loader:
+        places.add(batch.image_BHWC.data_ptr())
+        if batch.step < 3:  # a tensor, a part of one, and an array keep the memory
+            part = (batch.image_BHWC, batch.image_BHWC[3:5], batch.image_BHWC[2].numpy())
+            kept.append((part[batch.step], part[batch.step] + 0))
+    assert len(places) < 40
+    for part, before in kept:
+        assert (part == before).all()
 
 
 def test_only_so_many_batches_are_under_way(tiny_pool, monkeypatch):
