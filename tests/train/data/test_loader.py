@@ -163,7 +163,7 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool):
 @pytest.mark.parametrize("threads", [0, 2])
 def test_memory_is_used_again_when_nothing_of_a_batch_is_left(tiny_pool, threads):
     config = settings(threads=threads, samples_seen=16 * 40)
-    loader, places, kept = Loader(blend_of(tiny_pool, all=1), config, model()), set(), []
+    loader, places, kept = RunLoader(blend_of(tiny_pool, all=1), config, model()), set(), []
     for batch in loader:
         places.add(batch.image_BHWC.data_ptr())
         if batch.step < 3:  # a tensor, a part of one, and an array keep the memory
