@@ -21,6 +21,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, ValidationError
 from clipmill.commands.app import COMMANDS, root_app
 from clipmill.manifests import console, reader
 from clipmill.manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from docs.tools import reference
 from tests.support import pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,11 +130,16 @@ SHOWN = re.compile(
 )
 
 
+def text_of(name: str) -> str:
+    """A document as the site shows it, with the examples of every command's help."""
+    return reference.fill((ROOT / name).read_text())
+
+
 def in_blocks() -> list[str]:
     """Every command line `clipmill NAME …` and `python FILE …` of a block."""
     lines = []
     for name in DOCUMENTS:
-        for language, text in pages.blocks(name):
+        for language, text in pages.FENCE.findall(text_of(name)):
             if language not in ("yaml", "python"):
                 lines += pages.commands_in(text)
     return sorted({match[1] for line in lines if (match := SHOWN.search(line))})
@@ -143,7 +149,7 @@ def in_text() -> list[str]:
     """Those of the text, which may leave words out."""
     lines = []
     for name in DOCUMENTS:
-        prose = pages.FENCE.sub("", (ROOT / name).read_text()).replace("\n", " ")
+        prose = pages.FENCE.sub("", text_of(name)).replace("\n", " ")
         lines += re.findall(r"`([^`]+)`", prose)
     return sorted({match[1] for line in lines if (match := SHOWN.search(line))})
 

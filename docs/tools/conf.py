@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
 import clipmill
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where Sphinx is started alone
+
+from docs.tools import reference
 
 for name in clipmill.__all__:  # autodoc looks only for what a module has already
     getattr(clipmill, name)
@@ -57,7 +64,13 @@ class LiveReports(Directive):
         return items
 
 
+def fill_reference(app: Sphinx, name: str, source: list[str]) -> None:
+    """The tables of the reference, from the code as it is now."""
+    source[0] = reference.fill(source[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", fill_reference)
     app.add_config_value("live_reports", [], "env", [list])
     app.add_directive("live-reports", LiveReports)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

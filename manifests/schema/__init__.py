@@ -7,12 +7,12 @@ between 0 and 1, a baseline that is one of the arms) is checked here in `__post_
 Invariants:
 
 * An impossible value is refused when the object is made (`test_source.py`, `test_ablation.py`).
-* docs/reference has every key, generated (`tests/docs/tools/test_reference.py`).
+* Every key has a meaning, which the site shows (`tests/docs/tools/test_reference.py`).
 * A manner does not decide a pool (`test_identity.py`); a kind of source refuses the keys that it
   does not use (`test_source.py`).
 
-To add a key: its field and its check here, its meaning in docs/tools/meanings.yaml, `python
-docs/tools/reference.py`, a good and a bad value in the test. A key that decides bytes enters the
+To add a key: its field and its check here, its meaning in docs/tools/meanings.yaml, a good and a
+bad value in the test. A key that decides bytes enters the
 identity of a pool by itself; a manner is named in `fetch.py`.
 """
 

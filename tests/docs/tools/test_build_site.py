@@ -33,6 +33,12 @@ def test_the_site_is_built_without_problems(tmp_path: Path) -> None:
     assert re.search(r"Pool\(.{1,20}pool.{1,20}\): 60 rows, 60 stored", notebook)
     assert notebook.count("<svg") > 1
     assert "<svg" not in (ROOT / "docs/notebook.ipynb").read_text()
+    # The reference is made of the code while the site is built.
+    made = {"recipe": "patience_s", "commands": "--from-open-clip", "filters": "pdq_quality"}
+    for name, word in made.items():
+        text = (out / f"reference/{name}.html").read_text()
+        assert word in text
+        assert "<!-- reference" not in text
     # Every block of commands gets its button from a script of the site.
     for name in ("index.html", "start/img2dataset.html"):
         assert re.search(r"<script[^>]+_static/copy\.js", (out / name).read_text())

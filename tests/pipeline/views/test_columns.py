@@ -32,6 +32,7 @@ from clipmill.pipeline.views.files import (
     list_columns,
 )
 from clipmill.pipeline.views.rules import DERIVED
+from docs.tools import reference
 from tests.support.chosen import recipe, view
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
@@ -96,9 +97,9 @@ def test_a_rule_can_read_every_listed_column_and_the_reference_lists_them(tmp_pa
     every = {*SIDECAR.names, *DERIVED} | of_filters
     for filter_class in FILTERS.values():
         every |= filter_class.adds.keys()
-    columns = (REFERENCE / "columns.md").read_text()
+    columns = reference.fill((REFERENCE / "columns.md").read_text())
     readable, _, pairs = columns.partition("\n## Pairs")
-    assert column_names(readable + (REFERENCE / "filters.md").read_text()) == every
+    assert column_names(readable + reference.fill((REFERENCE / "filters.md").read_text())) == every
     assert column_names(pairs) == set(PAIRS.names)
     for name in set(PAIRS.names) - set(listed):
         with pytest.raises(ValueError, match=f"'{name}' of filter page, which recipe 'r' does not"):
