@@ -12,7 +12,7 @@ V := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo docs quick quick-tests test all-tests check chaos
-.PHONY: mutation bench bench-peers bench-page bench-growth bench-engine bench-fetch bench-scale bench-gpu
+.PHONY: mutation bench bench-peers bench-page bench-growth bench-fetch bench-scale bench-gpu
 venv: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
@@ -68,15 +68,12 @@ bench: venv             # needs nginx for the stage fetch
 bench-peers: venv       # virtual environments of the peers, in out/bench/peers
 	$(V)/python benchmarks/peers/environments.py
 
-bench-page: venv        # docs/benchmarks.md from benchmarks/results, without measuring
-	$(V)/python benchmarks/bench.py --page
+bench-page: venv        # the tables of docs/measured.md from benchmarks/results, without measuring
+	$(V)/python benchmarks/measured.py
 
 # Exponents of the cost of every stage at 1x, 2x, 4x and 8x: minutes. make bench-growth STEPS="views look"
 bench-growth: venv
 	$(V)/python benchmarks/growth.py $(if $(STEPS),--steps $(STEPS))
-
-bench-engine: venv
-	$(V)/python benchmarks/orchestration/engine.py
 
 bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; needs nginx
 	$(V)/python benchmarks/fetching/fetch.py --pictures $(PICTURES)

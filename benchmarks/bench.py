@@ -8,8 +8,8 @@ input. What is counted is CPU time (user and system), which other programs on th
 little. Peers run in environments of their own (benchmarks/peers/environments.py), which are made
 where they are missing. A peer that cannot be installed leaves its cells empty, with the reason.
 Without --photographs, images are drawn. A stage that fails is named, the others are measured, and
-the exit status is 3. Each stage writes benchmarks/results/bench/STAGE.json, and docs/benchmarks.md
-is made from these files; --page only makes the page.
+the exit status is 3. Each stage writes benchmarks/results/bench/STAGE.json, and the tables of
+docs/measured.md are made from these files (benchmarks/measured.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
+from benchmarks import measured
 from benchmarks.filtering.scoring import images_of
 from benchmarks.peers import page, pool_stages, rows, training_stages, web_stages
 from benchmarks.peers.web_stages import Context, Measured
@@ -64,15 +65,15 @@ def measure(stage: str, args: argparse.Namespace) -> None:
         photographs = work
         if stage in WITH_IMAGES:
             photographs, images = photographs_of(args.photographs, work)
-        measured, versions = STAGES[stage](
+        found, versions = STAGES[stage](
             Context(work=work, photographs=photographs, share=args.share, most_turns=args.turns)
         )
     given = " --photographs FOLDER" if images and args.photographs else ""
     share = "" if args.share == 1 else f" --share {args.share:g}"
     turns = "" if args.turns == 100 else f" --turns {args.turns}"
     command = f"python benchmarks/bench.py --stages {stage}{given}{share}{turns}"
-    rows.write_stage(args.results, stage, measured, images, versions, command)
-    for row in measured:
+    rows.write_stage(args.results, stage, found, images, versions, command)
+    for row in found:
         print("  " + page.line_of(row), flush=True)
 
 
@@ -89,7 +90,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of the usual number of items")
     parser.add_argument("--turns", type=int, default=100, help="of each program, at most")
     parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the JSON")
-    parser.add_argument("--page", action="store_true", help="make docs/benchmarks.md, and end")
     args = parser.parse_args(argv)
     failed = []
     try:
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"--share {args.share:g}: it has to be a number above 0")
         if args.turns < 1:
             raise ValueError(f"--turns {args.turns}: it has to be at least 1")
-        for stage in () if args.page else args.stages:
+        for stage in args.stages:
             try:
                 measure(stage, args)
             except Exception as error:  # the other stages are measured, whatever this one meets
@@ -109,7 +109,8 @@ def main(argv: list[str] | None = None) -> int:
                     traceback.print_exc()
                     print(getattr(error, "stderr", None) or "", file=sys.stderr)  # of a child
                 print(f"{stage} was not measured: {error}", file=sys.stderr, flush=True)
-        page.write(args.results)
+        if args.results == rows.RESULTS:
+            measured.write()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,7 +8,7 @@ CPU seconds of the process and its children, without imports and without making 
 exponent p is that of `fixed + slope * work ** p`, fitted to the medians with fixed >= 0: a fixed
 cost is fitted, not subtracted by hand. Its range comes from drawing the repeats of each size again,
 200 times. `plain` is the slope of the logarithms, without a fixed cost. Results go to
-benchmarks/results/growth.json and docs/benchmarks.md. Sizes are small: minutes on two cores.
+benchmarks/results/growth.json and docs/measured.md. Sizes are small: minutes on two cores.
 benchmarks/scale.py measures plans, indexes and views at the sizes of large pools, in hours.
 """
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from benchmarks.peers import page
+from benchmarks import measured
 from benchmarks.peers.rows import machine_kind
 from benchmarks.scaling import growth_fit, growth_page, growth_results, growth_retry, growth_steps
 from benchmarks.scaling.growth_steps import Step
@@ -150,7 +150,7 @@ def measure_steps(args: argparse.Namespace) -> int:
             flush=True,
         )
     if args.out == RESULTS:
-        page.write()
+        measured.write()
     return 3 if failed else 0
 
 

@@ -6,7 +6,7 @@ example: python benchmarks/scale.py --part plan index views --sizes 1 2 4 8
 
 Every step of a part runs in a process of its own, so that its peak memory is its own. CPU seconds
 and peak memory are those of all processes that a step starts. Results are added to those of earlier
-runs (--out); --docs only writes the tables of docs/scale.md and docs/engine.md from them.
+runs (--out), and the tables of docs/measured.md are made from them.
 
 A part is a module of benchmarks/scaling with BASE (what 1x is), UNIT (what is counted),
 prepare(folder, count), STEPS (names of functions of (folder, count) that may return more figures)
@@ -34,10 +34,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
+from benchmarks import measured
 from benchmarks.scaling import document, processes
 from benchmarks.scaling.processes import children_cpu_s
 
-PARTS = ("plan", "command", "shuffles", "index", "views", "fetch")
+PARTS = ("plan", "command", "index", "views", "fetch")
 RESULTS = ROOT / "benchmarks/results/scale.json"
 ROUND = 1000  # counts are multiples of it
 
@@ -51,9 +52,6 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--folder", type=Path, help="where the pools are made (default: temporary)")
     parser.add_argument("--steps", nargs="+", help="of the parts (default: all)")
-    parser.add_argument(
-        "--docs", action="store_true", help="measure nothing: write the tables of the documents"
-    )
     parser.add_argument("--step", help=argparse.SUPPRESS)  # of a child process
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -65,19 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(run_step(args.part[0], args.step, args.folder, args.count)))
         return 0
     failed = False
-    if not args.docs:
-        for part in args.part:
-            for size in args.sizes:
-                try:
-                    run_size(part, size, args)
-                except subprocess.CalledProcessError as error:
-                    print(f"{part} at {size:g}x failed: {error}", file=sys.stderr)
-                    failed = True
+    for part in args.part:
+        for size in args.sizes:
+            try:
+                run_size(part, size, args)
+            except subprocess.CalledProcessError as error:
+                print(f"{part} at {size:g}x failed: {error}", file=sys.stderr)
+                failed = True
     results = json.loads(args.out.read_text())
     if args.out == RESULTS:
-        for page, blocks in document.PAGES.items():
-            text = (ROOT / page).read_text()
-            (ROOT / page).write_text(document.page(results, text, blocks))
+        measured.write()
     for name, value in document.exponents(results).items():
         print(f"exponent of {name}: {value}")
     return int(failed)

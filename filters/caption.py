@@ -2,7 +2,7 @@
 something.
 
 What can be said about the text of captions, and how much of it is painted in the images.
-Definitions and figures: `docs/concepts.md`.
+How they are used: `docs/reference/filters.md`.
 
 They read the files that the options name, and the models in the package rapidocr. They write
 nothing.

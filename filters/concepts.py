@@ -1,7 +1,7 @@
 """What a row is of: concepts and synsets in captions, and MetaCLIP's balancing.
 
 What a caption or an image is of, and how often that is in the pool. Definitions and figures:
-`docs/concepts.md`.
+`docs/reference/filters.md`.
 
 They read the files that the options name and write none.
 

@@ -1,7 +1,7 @@
 """Rows that show the same image, in this pool or in another: groups and the row that survives.
 
 Rows that show the same image: equal bytes, near perceptual hashes, near embeddings. `duplicate`
-groups the rows of a pool and names the survivor of each group. Figures: docs/duplicates.md.
+groups the rows of a pool and names the survivor of each group. Figures: docs/measured.md.
 
 Reads the columns that the engine hands over, and with `against` the columns of another pool.
 Writes nothing. The search of near hashes is `manifests/hashes.py`.

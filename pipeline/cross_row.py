@@ -16,7 +16,7 @@ Invariants, in `tests/pipeline/cross_row/test_cross_row.py` and `test_on_ray.py`
 * Near pairs of all partitions end in the components of the whole graph, in memory that follows
   their number, about 240 bytes each.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
-  `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES.
+  `docs/reference/filters.md`. Summaries are merged beyond SUMMARY_BYTES.
 
 A filter subclasses `PoolFilter` (`filters/base.py`); nothing changes here.
 """

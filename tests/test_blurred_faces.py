@@ -1,4 +1,4 @@
-"""The commands of docs/scoring.md that blur faces: one build finds them, the next blurs them."""
+"""The commands of docs/consent.md that blur faces: one build finds them, the next blurs them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_the_faces_of_one_pool_are_blurred_in_the_next(
             f', allow_private: true, connect_to: {{"*.test": "{address}"}}'
         )
         agent = 'user_agent: "mylab/1.0 (+https://mylab.example/bot)"'
-        names = pages.write_files("docs/scoring.md", tmp_path, {agent: agent + local})
+        names = pages.write_files("docs/consent.md", tmp_path, {agent: agent + local})
         assert names == ["faces.yaml", "blurred.yaml"]
-        lines = pages.runnable("docs/scoring.md")
+        lines = pages.runnable("docs/consent.md")
         assert len(lines) == 3
         for line in lines:
             assert pages.run_command(line) == 0, line

@@ -7,8 +7,7 @@ Each picture is made at each shorter side of SIDES (Lanczos, JPEG of quality 90)
 program at 256 pixels and quality 95, and compared with its full decode averaged over exact areas.
 The programs are this checkout, another one of --before, and img2dataset of --peer-python. Each set
 is measured by itself: photographs on which the kernels were chosen (--photographs), photographs
-that were fixed before and not looked at (--second), and drawn pictures with hard edges. --docs
-writes the table of docs/crawl_and_fetch.md from the results.
+that were fixed before and not looked at (--second), and drawn pictures with hard edges.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from benchmarks.photographs import folder_option, paths_of
 from clipmill.pipeline.external.img2dataset import QUIET
 
 RESULTS = ROOT / "benchmarks/results/fetch_sizes.json"
-PAGE = ROOT / "docs/crawl_and_fetch.md"
-BEGIN, END = "<!-- written by benchmarks/fetching/sizes.py -->", "<!-- end -->"
 SIDES = (300, 350, 400, 450, 512, 600, 700, 850, 1000, 1200, 1500, 1800)
 DRAWN_SIDE, DRAWN_COLOURS = 1800, 12
 OURS, BEFORE, PEER = "clipmill", "before", "img2dataset"
@@ -182,12 +179,6 @@ def _db(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def write_page(results: dict[str, Any]) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,11 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=40, help="pictures of a set")
     parser.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--docs", action="store_true", help=f"write the table of {PAGE.name}")
     args = parser.parse_args(argv)
-    if args.docs:
-        write_page(json.loads(args.out.read_text()))
-        return 0
     sets = {"photographs": args.photographs, "second photographs": args.second, "drawn": None}
     results: dict[str, Any] = {"count": args.count, "date": date.today().isoformat(), "sets": {}}
     for title, folder in sets.items():

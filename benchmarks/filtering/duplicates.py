@@ -5,7 +5,6 @@ example:
   python benchmarks/filtering/duplicates.py quality PHOTOGRAPHS   # a folder of JPEG files
   python benchmarks/filtering/duplicates.py search
   python benchmarks/filtering/duplicates.py peer PHOTOGRAPHS      # where imagededup is
-  python benchmarks/filtering/duplicates.py lines                 # the tables of docs/duplicates.md
 
 `quality` makes copies of each photograph in ten ways and looks for the original of each copy. The
 radii were fixed before: PDQ's published 31 of 256 bits, 6 of 64 bits as the filter `picture` has
@@ -289,7 +288,7 @@ def _peer_search(hasher: Any, rows: int) -> dict[str, float]:
 
 
 def table_lines(results: dict[str, Any]) -> list[str]:
-    """The tables of the document, from the figures."""
+    """The tables of docs/measured.md, from the figures."""
     methods = [*METHODS, "imagededup, 10 bits"]
     lines = [
         f"| copy | {' | '.join(methods)} |",
@@ -340,11 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("quality", "peer"):
         commands.add_parser(name).add_argument("folder", type=folder_option)
     commands.add_parser("search").add_argument("--one", choices=list(SEARCHES))
-    commands.add_parser("lines")
     args = parser.parse_args(argv)
-    if args.command == "lines":
-        print("\n".join(table_lines(disk.read_json(RESULT))))
-    elif args.command == "search" and args.one:
+    if args.command == "search" and args.one:
         print(json.dumps(search_once(*SEARCHES[args.one])))
     elif args.command == "search":
         keep("search", search())

@@ -10,7 +10,7 @@ caption and good: 1 where the caption is right. `:low` behind a column: low valu
 For each score: the area under the ROC curve, the average precision, and at shares of the rows that
 a top() rule would keep the threshold, the precision (share of the kept rows that are good) and the
 recall (share of the good rows that are kept). Ties at a threshold are kept, as a rule keeps them. A
-row without a score is never kept. --docs writes the tables of docs/score_quality.md.
+row without a score is never kept.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from numpy.typing import NDArray
 from clipmill.manifests import disk
 
 RESULTS = ROOT / "benchmarks/results/score_quality.json"
-PAGE = ROOT / "docs/score_quality.md"
-BEGIN, END = "<!-- written by benchmarks/filtering/score_quality.py -->", "<!-- end -->"
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+SHOWN = (0.1, 0.3, 0.5, 0.7)
 KEY = ["url", "caption"]
 LOW = ":low"
 
@@ -115,17 +114,17 @@ def markdown(results: dict[str, Any]) -> str:
     parts = []
     for name, result in sorted(results.items()):
         parts.append(
-            f"## {name}: {result['rows']:,} rows, {100 * result['good']:.1f} % of the captions "
-            "are right\n\n"
+            f"{name}: {result['rows']:,} rows, {100 * result['good']:.1f} % of the captions "
+            f"are right; measured {result['date']}.\n\n"
             "| score | area under ROC | average precision | "
-            + " | ".join(f"{100 * share:.0f} %" for share in SHARES)
+            + " | ".join(f"{100 * share:.0f} %" for share in SHOWN)
             + " |\n|---|---:|---:|"
-            + "---:|" * len(SHARES)
+            + "---:|" * len(SHOWN)
         )
         for score, figures in result["scores"].items():
             cells = {round(point["share"], 2): point for point in figures["points"]}
             texts = []
-            for share in SHARES:
+            for share in SHOWN:
                 point = cells.get(share)
                 if point is None:
                     texts.append("")
@@ -133,15 +132,8 @@ def markdown(results: dict[str, Any]) -> str:
                 texts.append(f"{100 * point['precision']:.1f} / {100 * point['recall']:.1f}")
             areas = f"{figures['auc']:.3f} | {figures['average_precision']:.3f}"
             parts.append(f"| {score} | {areas} | " + " | ".join(texts) + " |")
-        parts.append(f"\nMeasured {result['date']}.\n")
+        parts.append("")
     return "\n".join(parts)
-
-
-def write_page(results: dict[str, Any]) -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{markdown(results)}{END}{after}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,7 +145,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", help="of the data set in the results")
     parser.add_argument("--columns", nargs="+", default=[])
     parser.add_argument("--out", default=str(RESULTS))
-    parser.add_argument("--docs", action="store_true", help="write the tables of the page")
     args = parser.parse_args(argv)
     out = Path(args.out)
     results: dict[str, Any] = disk.read_json(out) if out.exists() else {}
@@ -164,8 +155,6 @@ def main(argv: list[str] | None = None) -> int:
         results[args.name] = {**result, "date": date.today().isoformat()}
         disk.write_json(out, results)
         print(markdown({args.name: results[args.name]}))
-    if args.docs:
-        write_page(results)
     return 0
 
 

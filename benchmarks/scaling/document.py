@@ -1,5 +1,4 @@
-"""docs/scale.md and a table of docs/engine.md from the results: what stands between the markers is
-made here and nowhere else."""
+"""The tables of docs/measured.md on the cost of large pools, from the results of scale.py."""
 
 from __future__ import annotations
 
@@ -12,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-MARKERS = ("<!-- written by benchmarks/scale.py: {} -->", "<!-- end -->")
-PAGES = {
-    "docs/scale.md": ("bars", "plan", "command", "index", "views", "fetch", "projection"),
-    "docs/engine.md": ("shuffles",),
-}
 LARGEST_EXPONENT = 1.05
-SORTS = ("duckdb_sort", "ray_data_sort", "ray_data_hash_shuffle")  # may grow faster
-COMPARED = ("shuffles",)  # parts that say nothing about growth
 MIB = 2**20
 ROWS, NODES, CORES, ROWS_PER_SHARD = 10**9, 100, 16, 10_000  # of the projection
 Results = Mapping[str, Any]
@@ -59,56 +51,6 @@ BARS = (
 )  # fmt: skip
 
 
-def page(results: Results, text: str, blocks: Sequence[str]) -> str:
-    """The text with its blocks made anew. ValueError where a marker is missing."""
-    for name in blocks:
-        begin, end = MARKERS[0].format(name), MARKERS[1]
-        before, marker, rest = text.partition(begin)
-        if not marker or end not in rest:
-            raise ValueError(f"the page has no {begin} … {end}")
-        text = f"{before}{begin}\n{block(results, name)}\n{end}{rest.partition(end)[2]}"
-    return text
-
-
-def block(results: Results, name: str) -> str:
-    """What stands between the markers of a block."""
-    if name == "bars":
-        return "\n".join(bar_lines(results))
-    if name == "projection":
-        return "\n".join(projection_lines(results))
-    return "\n".join(part_lines(name, results.get(name)))
-
-
-# --- what was measured ----------------------------------------------------------------------------
-
-
-def part_lines(name: str, part: Mapping[str, Any] | None) -> Iterator[str]:
-    """CPU seconds at each size, and what else is known of the largest one."""
-    if part is None:
-        yield "Not measured."
-        return
-    counts = sorted({row["count"] for rows in part["steps"].values() for row in rows})
-    sizes = " | ".join(f"{count:,}" for count in counts)
-    yield (
-        f"| CPU seconds at … {part['unit']} | {sizes} | exponent | wall, s | largest process, MiB |"
-    )
-    yield f"|---|{'---:|' * (len(counts) + 3)}"
-    for step, rows in part["steps"].items():
-        by_count = {row["count"]: row for row in rows}
-        cells = [f"{by_count[n]['cpu_s']:.1f}" if n in by_count else "" for n in counts]
-        last = rows[-1]
-        grows = "" if name in COMPARED else _text(exponent_of(rows), ".2f")
-        values = [*cells, grows, f"{last['wall_s']:.1f}", str(last["peak_mib"])]
-        yield f"| {step.replace('_', ' ')} | {' | '.join(values)} |"
-    loads = [row["load"][0] for rows in part["steps"].values() for row in rows]
-    yield ""
-    yield (
-        f"`python benchmarks/scale.py --part {name}`, {part['cores']} cores, other programs beside"
-        f" it (load {min(loads):g} to {max(loads):g}). Wall time and memory are those of the "
-        "largest size."
-    )
-
-
 def exponent_of(rows: Rows) -> float | None:
     """How CPU seconds grow: the slope of the line of least squares through the logarithms; None for
     fewer than two sizes."""
@@ -125,17 +67,11 @@ def exponents(results: Results) -> dict[str, float]:
     """{part and step: exponent} of all that was measured at two sizes or more."""
     values = {}
     for name, part in results.items():
-        if name in COMPARED:
-            continue
         for step, rows in part["steps"].items():
             exponent = exponent_of(rows)
             if exponent is not None:
                 values[f"{name} {step}"] = exponent
     return values
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -159,7 +95,7 @@ def bar_lines(results: Results) -> Iterator[str]:
             cpu_s = _measured(part, dataclasses.replace(bar, figure="cpu_s"), count)
             size += f", {cpu_s:.3g} s of CPU"
         yield f"| {bar.what} | {limit} | {value:.4g} {bar.unit} | {size} | {holds} |"
-    values = {k: v for k, v in exponents(results).items() if k.split()[1] not in SORTS}
+    values = exponents(results)
     if values:
         worst = max(values, key=lambda name: values[name])
         holds = "holds" if values[worst] <= LARGEST_EXPONENT else "missed"

@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on the cost of growing."""
+"""The table of docs/measured.md on the cost of growing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from clipmill.manifests import disk
 from clipmill.manifests.text import printable
 
 TEXT = f"""\
-`make bench-growth` runs each step at 1x, 2x, 4x and 8x of its work. A cell is the median of
-the CPU seconds of the repeats. The exponent p is that of `fixed + slope * work ** p`, fitted with a
-fixed cost that may not be negative; its range comes from drawing the repeats again. `plain` is the
-slope of the logarithms without a fixed cost. The limit is {LARGEST_EXPONENT}. "not decided" means
-that the estimate is above it, and that the repeats, or a fixed cost, allow a value below. "a fixed
-cost hides it" means that 8 times the work cost less than twice the time. Plans, indexes and views
-at the sizes of large pools are in [scale.md](scale.md)."""
+A cell is the median of the CPU seconds of the repeats. The exponent p is that of
+`fixed + slope * work ** p`, fitted with a fixed cost that may not be negative; its range comes from
+drawing the repeats again. `plain` is the slope of the logarithms without a fixed cost. The limit is
+{LARGEST_EXPONENT}. "not decided" means that the estimate is above it, and that the repeats, or a
+fixed cost, allow a value below. "a fixed cost hides it" means that 8 times the work cost less than
+twice the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,6 @@ sys.path[0] = str(ROOT)
 from clipmill.manifests import console, disk
 from clipmill.manifests.schema import Ablation
 from clipmill.study.arms import expand_runs
-from clipmill.verdict.pages import charts
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.stats.comparison import (
     Comparison,
@@ -49,7 +48,6 @@ from clipmill.verdict.stats.comparison import (
 
 DATA = ROOT / "benchmarks" / "results" / "cifar10_seeds.parquet"
 RESULT = ROOT / "benchmarks" / "results" / "intervals.json"
-CHART = ROOT / "docs" / "statistics.svg"
 EXAMPLE = ROOT / "examples" / "cifar10_runs"
 EXAMPLE_SEEDS = 5
 # An ablation of given predictions has no controls: these arms are called what they are.
@@ -345,54 +343,6 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-SHADES = {"old": "#c8561b", "new": "#2f6fb7"}
-
-
-def chart(rows: Sequence[Row]) -> str:
-    """Ranges of the smallest visible difference, old and new, by number of seeds, as SVG."""
-    width, height, left, bottom = 640, 280, 56, 44
-    shown = [row for row in rows if row.method in SHADES]
-    sizes = sorted({row.seeds for row in shown})
-    top = max(row.mde_5_95[1] for row in shown) * 1.05
-    title = "Smallest visible difference of resampled ablations"
-    body = [f'<rect width="{width}" height="{height}" fill="white"/>']
-
-    def y(value: float) -> float:
-        return 16 + (height - bottom - 16) * (1 - value / top)
-
-    for tick in charts.ticks(0, top):
-        body.append(
-            f'<line x1="{left}" x2="{width - 10}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" '
-            f'stroke="#ddd"/><text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">'
-            f"{charts.number(tick)}</text>"
-        )
-    slot = (width - left - 10) / len(sizes)
-    for row in shown:
-        shade = SHADES[row.method]
-        x = left + slot * (sizes.index(row.seeds) + (0.38 if row.method == "old" else 0.62))
-        low, high = row.mde_5_95
-        body.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}" '
-            f'stroke="{shade}" stroke-width="8" stroke-linecap="round" opacity="0.45"/>'
-            f'<circle cx="{x:.1f}" cy="{y(row.mde):.1f}" r="5" fill="{shade}"/>'
-        )
-    for number, size in enumerate(sizes):
-        x = left + slot * (number + 0.5)
-        body.append(f'<text x="{x:.1f}" y="{height - 24}" text-anchor="middle">{size} seeds</text>')
-    for number, (name, shade) in enumerate(SHADES.items()):
-        x = width - 250 + 120 * number
-        body.append(
-            f'<circle cx="{x}" cy="{height - 9}" r="5" fill="{shade}"/>'
-            f'<text x="{x + 10}" y="{height - 5}">{name} method</text>'
-        )
-    body.append(f'<text x="{left}" y="12">points; mean, and 5 to 95 % of the ablations</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="sans-serif" font-size="12" role="img" '
-        f'aria-label="{title}"><title>{title}</title>{"".join(body)}</svg>\n'
-    )
-
-
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks/studies/intervals.py",
@@ -425,7 +375,6 @@ def run(args: argparse.Namespace) -> int:
     counts = {arm: len(by_seed) for arm, by_seed in runs.items()}
     command = "python benchmarks/studies/intervals.py study"
     disk.write_json(RESULT, {"command": command, "draws": args.draws, "runs": counts, "rows": rows})
-    CHART.write_text(chart(rows))
     print("\n".join(table_lines(rows)))
     return 0
 

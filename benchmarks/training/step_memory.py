@@ -4,8 +4,7 @@
 example: python benchmarks/training/step_memory.py
 
 Models, batches, micro-batches, checkpointing, precisions and captions. The profiler
-records every allocation of the second step of a model of random weights. The result is the table
-of docs/sizing.md, which --page writes.
+records every allocation of the second step of a model of random weights.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ from clipmill.train.model.memory import StepMemory, step_memory
 from tests.support.saved_tensors import Step, step_peak, step_shape_of
 
 RESULT = ROOT / "benchmarks" / "results" / "step_memory.json"
-PAGE = ROOT / "docs" / "sizing.md"
-BEGIN, END = "<!-- step memory: begin -->\n", "<!-- step memory: end -->\n"
-MIB = 2**20
 # Model, samples, tokens of the longest caption, and other settings
 CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("test", 64, 16, {}),
@@ -105,37 +101,13 @@ def formulas(result: dict[str, Any]) -> list[StepMemory]:
     ]
 
 
-def table(result: dict[str, Any]) -> str:
-    """The Markdown table of a result, and the sentence before it."""
-    rows, computed = result["cases"], formulas(result)
-    ratios, moving = [], []
-    for row, memory in zip(rows, computed, strict=True):
-        lasting = memory.weights + memory.optimizer
-        ratios.append(memory.peak / row["measured_bytes"])
-        moving.append((memory.peak - lasting) / (row["measured_bytes"] - lasting))
-    lines = [
-        f"{len(rows)} cases of {result['date']} ({result['machine']['kind']}, torch "
-        f"{result['torch']}). Formula / measured: {min(ratios):.3f} to {max(ratios):.3f}; without "
-        f"weights and optimizer, which are exact: {min(moving):.3f} to {max(moving):.3f}.",
-        "",
-        "| model | samples | settings (else fp32, AdamW) | measured MiB | formula MiB | ratio |",
-        "|---|---|---|---|---|---|",
+def ratios(result: dict[str, Any]) -> tuple[float, float]:
+    """The smallest and the largest ratio of formula and measured bytes."""
+    values = [
+        memory.peak / row["measured_bytes"]
+        for row, memory in zip(result["cases"], formulas(result), strict=True)
     ]
-    for row, memory, ratio in zip(rows, computed, ratios, strict=True):
-        changes = ", ".join(f"{key} {value}" for key, value in row["changes"].items()) or "-"
-        lines.append(
-            f"| {row['model']} | {row['samples']} | {changes} | "
-            f"{row['measured_bytes'] / MIB:,.1f} | {memory.peak / MIB:,.1f} | {ratio:.3f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, result: dict[str, Any]) -> str:
-    """The page with the table of this result between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    assert rest, "the page has no marks"
-    return before + BEGIN + table(result) + END + after
+    return min(values), max(values)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -143,23 +115,21 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--page", action="store_true", help="only write the table of the page")
     args = parser.parse_args(argv)
-    if not args.page:
-        torch.set_num_threads(1)
-        cases = []
-        for case in CASES:
-            cases.append(measure(*case))
-            print(case, flush=True)
-        result = {
-            "command": "python benchmarks/training/step_memory.py",
-            "date": datetime.date.today().isoformat(),
-            "machine": {"kind": platform.machine(), "cores": os.cpu_count()},
-            "torch": torch.__version__,
-            "cases": cases,
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    PAGE.write_text(with_table(PAGE.read_text(), json.loads(args.out.read_text())))
+    torch.set_num_threads(1)
+    cases = []
+    for case in CASES:
+        cases.append(measure(*case))
+        print(case, flush=True)
+    result = {
+        "command": "python benchmarks/training/step_memory.py",
+        "date": datetime.date.today().isoformat(),
+        "machine": {"kind": platform.machine(), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "cases": cases,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print("formula / measured: {:.3f} to {:.3f}".format(*ratios(result)))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Tables of filters, of the trainer's settings and presets, and of the options of the commands."""
+"""Tables of filters, of the trainer's settings and presets, of the options of the commands, and of
+the keys of a verdict."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import re
 import typing
@@ -20,7 +22,20 @@ from clipmill.filters import FILTERS
 from clipmill.filters.base import FilterBase, PoolFilter
 from clipmill.manifests import disk
 from clipmill.train.config import PRESETS, Setting, TrainConfig, list_settings
+from clipmill.verdict.decide.verdicts import ArmScore, Decision
+from clipmill.verdict.stats.analysis import TaskResult
+from clipmill.verdict.stats.blocks import Crossing, Interaction
+from clipmill.verdict.stats.comparison import Comparison, Power
+from clipmill.verdict.stats.scales import ScaleAgreement, ScaleDecision
+from clipmill.verdict.stats.signals import Interval, MetricSignal
+from clipmill.verdict.tables.account import Account, ColumnRole, Count, MetricFacts
 from docs.tools.schema_tables import table, type_text
+
+# Of `clipmill decide --json`, the verdict first
+VERDICT_KINDS: tuple[type[typing.Any], ...] = (
+    Decision, ArmScore, TaskResult, Comparison, Power, MetricSignal, Interval, ScaleDecision,
+    ScaleAgreement, Interaction, Crossing, Account, ColumnRole, MetricFacts, Count,
+)  # fmt: skip
 
 
 def as_text(docstring: str | None) -> str:
@@ -79,6 +94,34 @@ def filter_sections() -> str:
         options = options_of_filter(kind)
         if options:
             parts.append(table(("option", "default", "type"), *options))
+    return "\n\n".join(parts)
+
+
+def meanings_of(kind: type[typing.Any]) -> tuple[str, dict[str, str]]:
+    """What the docstring of a dataclass says of all, and of each field: `name, other: text.`"""
+    text = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+    names = {field.name for field in dataclasses.fields(kind)}
+    starts = [
+        match
+        for match in re.finditer(r"(?:(?<=[.;] )|^)(\w+(?:, \w+)*): ", text)
+        if names.issuperset(match[1].split(", "))
+    ]
+    meanings: dict[str, str] = {}
+    for match, after in itertools.zip_longest(starts, starts[1:]):
+        meaning = text[match.end() : after.start() if after else len(text)].strip().rstrip(";")
+        meanings |= dict.fromkeys(match[1].split(", "), meaning)
+    return text[: starts[0].start()] if starts else text, meanings
+
+
+def verdict_sections() -> str:
+    """Every object in the JSON of a verdict: its keys, their types in Python, their meanings."""
+    parts = []
+    for kind in VERDICT_KINDS:
+        text, meanings = meanings_of(kind)
+        rows = [("key", "type", "what it is")]
+        for field in dataclasses.fields(kind):
+            rows.append((f"`{field.name}`", f"`{field.type}`", as_text(meanings.get(field.name))))
+        parts.append(f"### `{kind.__name__}`\n\n{as_text(text)}\n\n{table(*rows)}")
     return "\n\n".join(parts)
 
 

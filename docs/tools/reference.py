@@ -1,5 +1,6 @@
-"""What the site makes of the code: a line `<!-- reference: NAME -->` of a page is replaced by a
-table or by sections when the site is built. The repository keeps no copy of them.
+"""What the site makes of the code: a line `<!-- reference: NAME -->` of a page, with a line in
+italics below it for those who read the file, is replaced by a table or by sections when the site is
+built. The repository keeps no copy of them.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ import functools
 import re
 from collections.abc import Callable
 
-from docs.tools import code_tables, result_tables, schema_tables
+from docs.tools import code_tables, schema_tables
 
-MARKER = re.compile(r"^<!-- reference: ([\w ]+) -->$", re.M)
+MARKER = re.compile(r"^<!-- reference: ([\w ]+) -->$(?:\n_[^\n]+_$)?", re.M)
 MAKERS: dict[str, Callable[[], str]] = {
     "source kinds": schema_tables.source_table,
     "manners": schema_tables.manner_list,
@@ -20,7 +21,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "settings": code_tables.setting_sections,
     "presets": code_tables.preset_table,
     "commands": code_tables.command_sections,
-    "foreign loops": result_tables.loop_table,
+    "verdict": code_tables.verdict_sections,
 }
 for _name in schema_tables.CLASSES:
     MAKERS[f"keys {_name}"] = functools.partial(schema_tables.key_table, _name)

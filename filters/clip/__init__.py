@@ -4,7 +4,7 @@ A model runs once for all filters of a pass; `embed` stores its embeddings, whic
 later without a model.
 
 Reads what `pipeline/scoring` hands over, and weights of a folder, a file or the hub. Figures:
-`docs/scoring.md`.
+`docs/stages/score.md`.
 
 Invariants:
 

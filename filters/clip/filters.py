@@ -262,7 +262,7 @@ class ClipScore(ClipFilter):
 
     on: an `embed` instance with both towers, instead of a model: the cosine of its stored columns.
     Embeddings are stored in fp16, which rounds a component by at most 2**-11 of itself, so that
-    the cosine is within 1e-3 of the exact one (docs/scoring.md has the measured difference).
+    the cosine is within 1e-3 of the exact one.
     """
 
     name = "clip_score"

@@ -480,7 +480,7 @@ def test_what_does_not_fit_ends_with_status_3_and_what_would(capsys):
 
 
 def test_the_commands_of_the_page_run(capsys):
-    page = Path(console.ROOT, "docs/sizing.md").read_text()
+    page = Path(console.ROOT, "docs/operations.md").read_text()
     block = page.split("```bash\n")[1].split("```")[0]
     for command in block.splitlines():
         assert command.startswith("clipmill size ")

@@ -108,10 +108,11 @@ class Decision:
     `values`; None where it has runs.
     paired: runs of one seed belong together; else runs have no order. runs: names of runs that are
     no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
-    of which task separates the arms best. seeds_for_effect: None where no number suffices, or
-    nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
-    leave to a difference of two runs, where nothing else is known. over: of what the blocks are a
-    sample where each holds one run of an arm, `8 values of 'lr', one run each`; "" elsewhere.
+    of which task separates the arms best. seeds_for_effect: of each arm; None where no number up to
+    1,000 suffices, or nothing was asked or is known. effect: what was asked for. sampling: half of
+    the 95 % interval that the test samples alone leave to a difference of two runs, where nothing
+    else is known. over: of what the blocks are a sample where each holds one run of an arm,
+    `8 values of 'lr', one run each`; "" elsewhere.
     blocks: the names of what crosses the arms. interaction: whether the differences change with the
     block. refusals: what cannot be decided, and why. notes: what was guessed. account: what became
     of every column, row and cell, and how each metric is read.

@@ -515,8 +515,9 @@ class ScorerScore:
 class TaskResult:
     """What the runs show on one task, or on the average over tasks.
 
-    sd, df: standard deviation of one run's residual, shared by all arms, at least that of the arms
-    and the baseline alone; its degrees of freedom. None where no comparison is possible.
+    unit: `share` (values of 0 to 1), `nats`, `rank` or "". sd, df: standard deviation of one run's
+    residual, shared by all arms, at least that of the arms and the baseline alone; its degrees of
+    freedom. None where no comparison is possible.
     own_sd, own_df: of all runs. floor_sd: what the samples of the test set leave at least;
     drawing_sd: what drawing other samples adds to a difference, however many seeds there are
     (the median comparison). Both None without per-sample values.

@@ -417,16 +417,16 @@ class Comparison:
     from all arms.
     low_seeds, high_seeds: over seeds on this test set. low_samples, high_samples: over seeds and
     samples; None without per-sample values. low_tasks, high_tasks: over tasks as well (averages of
-    at least 3 tasks). low, high: the headline, the wider of the first two; `headline` says which,
-    and df is that of the widest (None where the samples alone give it). low90, high90: the widest
-    interval of 1 − 2 alpha. p, p_adjusted and p_equal (TOST) are the largest that a part
-    of the headline gives, so that they agree with the intervals at every level. Intervals and p
-    values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
-    band, p_equal: 0 and None where nothing can be called equal. tasks: intervals and adjusted p
-    values hold for so
-    many tasks together (Bonferroni). rounds, looks: see `Penalty`. task, metric, unit: what the
-    difference is of; `verdict` knows whether more or less of it is better, and is higher or lower
-    where nobody says it.
+    at least 3 tasks). low, high: the headline, the wider of the first two; `headline` says which.
+    df: that of the widest, None where the samples alone give it. low90, high90: the widest
+    interval of 1 − 2 alpha, held against ± `band`. band: 0 where nothing can be called equal.
+    p, p_adjusted, p_equal: the largest that a part of the headline gives, so that they agree with
+    the intervals at every level; p_equal is of TOST, p is not adjusted.
+    adjustment: `Dunnett` (intervals and p values are simultaneous over the family), `Holm` or
+    `none`. tasks: intervals and adjusted p values hold for so many tasks together (Bonferroni).
+    rounds, looks: for how many planned rounds and looks they are adjusted. task, metric, unit: what
+    the difference is of. verdict: better, worse, practically equal, not distinguishable or nothing
+    varies; higher or lower where nobody says whether more or less is better.
     Every interval is None where nothing varies.
     """
 

@@ -1,4 +1,4 @@
-"""benchmarks/fetching/sizes.py: what it measures, and the table of the page."""
+"""benchmarks/fetching/sizes.py: what it measures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,3 @@ def test_drawn_pictures_are_stored_by_two_checkouts_and_compared(tmp_path: Path)
         assert 20 < psnr[sizes.OURS] == psnr[sizes.BEFORE]
         assert abs(psnr[sizes.OURS] - psnr[fidelity.CEILING]) < 5
     assert sizes.markdown(results).count("| drawn |") == 2
-
-
-def test_the_page_has_the_table_of_the_results() -> None:
-    table = sizes.markdown(json.loads(sizes.RESULTS.read_text()))
-    assert f"{sizes.BEGIN}\n{table}{sizes.END}" in sizes.PAGE.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.filtering import concepts, duplicates, score_quality, scoring, scoring_page
+from benchmarks.filtering import duplicates, score_quality, scoring
 from clipmill.filters import instances_of, specs_of_recipe
 from clipmill.manifests import disk, reader
 from clipmill.manifests.reader import read_manifest
@@ -22,8 +21,7 @@ from clipmill.pipeline.views.files import check_views
 from tests.manifests.test_phash import photograph
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "concepts.md").read_text()
-
+PAGE = (ROOT / "docs/reference/filters.md").read_text()
 
 RECIPES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
 
@@ -34,32 +32,11 @@ def test_the_recipes_of_the_page_can_be_used(text: str, tmp_path: Path) -> None:
     (tmp_path / "lists" / "ads.txt").write_text("sale")
     (tmp_path / "lists" / "metadata.json").write_text('["dog"]')
     np.save(tmp_path / "imagenet_l14.npy", np.ones((2, 768), np.float32))
+    (tmp_path / "val").mkdir()
+    photograph(0).save(tmp_path / "val" / "0.jpg")
     path = tmp_path / "recipe.yaml"
-    path.write_text(text)
+    path.write_text(text.replace("/data/imagenet/val", str(tmp_path / "val")))
     check_views(read_manifest(path, Recipe))
-
-
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    text = (ROOT / "benchmarks" / "results" / "concepts.json").read_text()
-    document: dict[str, Any] = json.loads(text)["results"]
-    return document
-
-
-def test_the_page_has_the_figures_of_the_results(results: dict[str, Any]) -> None:
-    for line in concepts.table_lines(results):
-        assert line in PAGE
-    rows = [line for line in PAGE.split("## Figures")[1].split("\n") if line.startswith("| `")]
-    assert len(rows) == len(results) - 1
-
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_the_document_has_the_tables_of_the_figures() -> None:
-    text = (ROOT / "docs" / "duplicates.md").read_text()
-    for line in duplicates.table_lines(disk.read_json(duplicates.RESULT)):
-        assert f"{line}\n" in text
 
 
 def test_copies_of_photographs_are_found(tmp_path: Path) -> None:
@@ -74,8 +51,7 @@ def test_copies_of_photographs_are_found(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_the_document_is_one(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "duplicates.md").read_text()
-    example = text.partition("```yaml\n")[2].partition("```")[0]
+    (example,) = [text for text in RECIPES if text.startswith("name: unique\n")]
     (tmp_path / "d.yaml").write_text(example)
     recipe = reader.read_manifest(tmp_path / "d.yaml", Recipe)
     columns = set()
@@ -128,18 +104,6 @@ def test_the_command_joins_by_url_and_caption(
     pyarrow.csv.write_csv(pa.concat_tables([truth, both]), tmp_path / "truth.csv")
     with pytest.raises(ValueError, match="calls 1 pairs both good and not"):
         score_quality.main(words)
-
-
-def test_the_page_has_the_measured_tables() -> None:
-    page = score_quality.PAGE.read_text()
-    tables = score_quality.markdown(disk.read_json(score_quality.RESULTS))
-    assert f"{score_quality.BEGIN}\n{tables}{score_quality.END}" in page
-
-
-def test_the_page_is_the_one_that_the_results_make() -> None:
-    text = scoring_page.PAGE.read_text()
-    made = scoring_page.page(json.loads(scoring.RESULTS.read_text()), text)
-    assert made == text, "run python benchmarks/filtering/scoring.py --docs"
 
 
 @pytest.mark.slow

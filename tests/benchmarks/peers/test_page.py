@@ -1,4 +1,4 @@
-"""docs/benchmarks.md says what the JSON files of the benchmarks say."""
+"""The pages of figures say what the JSON files of the benchmarks say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import measured
 from benchmarks.peers import page
 from benchmarks.peers.rows import Row, read_stage, row_of, write_stage
 
@@ -19,14 +20,21 @@ def row(**changes: Any) -> Row:
 
 
 def test_the_page_is_what_the_results_say() -> None:
-    assert page.PAGE.read_text() == page.text_of(), "run make bench-page"
+    for path, text in measured.filled().items():
+        assert path.read_text() == text, "run make bench-page"
+
+
+def test_pages_that_lack_a_table_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "PAGES", measured.PAGES[:1])
+    with pytest.raises(ValueError, match=r"have the blocks .*; they have all of stages,"):
+        measured.filled()
 
 
 def test_every_stage_has_a_row_and_what_fell_short_says_so(tmp_path: Path) -> None:
     results = tmp_path / "bench"
     missing = row_of("b", "CPU s", 1.0, "c", [1.0], [], items=1, missing="no wheel for it")
     write_stage(results, "crawl", [row(), missing], "3 photographs", {"a peer": "1.2"}, "bench")
-    text = page.text_of(results)
+    text = "\n".join([*page.stage_lines(results), *page.gpu_lines(results)])
     assert "| crawl | a thing | CPU ms | 2 | a peer | 2 | 1.00 (0.50 to 1.50) | ≤ 0.8 |" in text
     assert "**not met**" in text
     assert "| ≤ 1 | not measured: no wheel for it |" in text

@@ -49,27 +49,6 @@ def test_the_study_reads_tables_of_regmix(
     assert mixing_laws.main([str(tmp_path / "laws.json"), "--out", str(out)]) == 2
 
 
-def test_the_page_has_the_figures_of_the_result() -> None:
-    page = (ROOT / "docs" / "blend_search.md").read_text()
-    rows = json.loads(mixing_laws.RESULT.read_text())["rows"]
-    for power_1, chosen in zip(rows[::2], rows[1::2], strict=True):
-        cells = [str(chosen["runs"])]
-        for measure in ("regret 1B", "rho 1B"):
-            cells += [f"{row[measure][0]:.2f} ± {row[measure][1]:.2f}" for row in (power_1, chosen)]
-        assert f"| {' | '.join(cells)} |" in page
-    for row in json.loads(mixing_laws.RESULT.read_text())["advice"]:
-        cells = [str(row["runs"]), percent(row["fits"])]
-        cells += [signed(row[name]) for name in mixing_laws.ADVICE[1:]]
-        assert f"| {' | '.join(cells)} |" in page
-    for row in json.loads(mixing_laws.SIMULATED_RESULT.read_text())["rows"]:
-        truth = ", ".join(filter(None, (row["truth"], row["noise_of"])))
-        cells = [truth, *(str(row[name]) for name in ("sources", "mixtures", "seeds", "noise"))]
-        cells += [percent(row[name]) for name in ("printed", "held", "fits", "found_taken")]
-        for name in ("regret", "regret_best_run", "regret_taken", "bound"):
-            cells.append("" if row[name] is None else f"{row[name]:.2f}")
-        assert f"| {' | '.join(cells)} |" in page
-
-
 def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 

@@ -104,16 +104,6 @@ def test_reports_are_shown_compared_and_written_into_a_page(
     assert "blend b: 48 samples" in Path(page).read_text()
 
 
-def test_the_page_has_the_committed_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).resolve().parents[3])
-    page = tmp_path / "bench.md"
-    page.write_text(Path("docs/bench.md").read_text())
-    path = "benchmarks/results/bench_cpu.json"
-    assert bench.main(["--compare", path, "--into", str(page)]) == 0
-    assert page.read_text() == Path("docs/bench.md").read_text()
-    assert "/tmp" not in Path(path).read_text()
-
-
 @pytest.mark.slow
 def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

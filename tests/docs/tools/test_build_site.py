@@ -21,7 +21,7 @@ def test_the_site_is_built_without_problems(tmp_path: Path) -> None:
     reports = {"demo": tmp_path / "demo", "absent": tmp_path / "absent"}
     out = tmp_path / "site"
     assert build_site.build_site(ROOT / "docs", out, reports) == []
-    page = (out / "reports.html").read_text()
+    page = (out / "measured.html").read_text()
     assert re.search(r"<iframe[^>]+src=\"live/demo.html\"", page)
     assert "absent" not in page
     assert (out / "live/demo.html").read_text() == report

@@ -402,12 +402,3 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     assert r.is_initialized()
     cluster: Any = r
     assert cluster.cluster_resources()["CPU"] == os.cpu_count()
-
-
-def test_the_figures_of_the_page_are_those_of_the_runs() -> None:
-    from benchmarks.orchestration import engine, tickets
-
-    page = Path(ROOT, "docs/engine.md").read_text()
-    for module, name in ((engine, "engine.json"), (tickets, "tickets.json")):
-        result = json.loads(Path(ROOT, "benchmarks/results", name).read_text())
-        assert page.split(module.BEGIN)[1].split(module.END)[0].strip() == module.table(result)

@@ -14,6 +14,7 @@ from clipmill.verdict.decide.exports import COLUMNS, FAILURES
 from clipmill.verdict.decide.verdicts import Question, decide
 from clipmill.verdict.tables.reader import read_results
 from clipmill.verdict.tables.roles import Columns
+from docs.tools import reference
 from tests.verdict.decisions.test_exports import two_tasks
 from tests.verdict.decisions.test_page import with_account
 
@@ -22,7 +23,7 @@ PAGE = (ROOT / "docs/verdict_json.md").read_text()
 
 
 def documented(section: str) -> dict[str, set[str]]:
-    """{kind: keys} of the tables below the headings `### words: `Kind`` of a section."""
+    """{kind: keys} of the tables below the headings `### `Kind`` of a section."""
     keys = {}
     for part in section.split("\n### ")[1:]:
         head, _, table = part.partition("\n")
@@ -73,7 +74,7 @@ def test_every_key_of_the_json_is_documented_and_no_other_one(tmp_path: Path) ->
         for kind, own in keys_of(decision, json.loads(json.dumps(disk.to_plain(decision)))):
             keys["Decision" if kind == "Read" else kind] |= own
     assert {"Decision", "TaskResult", "Comparison", "Account", "ScaleDecision"} <= set(keys)
-    assert keys == documented(PAGE)
+    assert keys == documented(reference.fill(PAGE))
 
 
 def test_every_column_and_word_of_an_export_is_documented() -> None:

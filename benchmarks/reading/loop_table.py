@@ -1,4 +1,4 @@
-"""Tables of what was measured, from the files in benchmarks/results."""
+"""The table of docs/measured.md on loaders, from the results of foreign_loops.py."""
 
 from __future__ import annotations
 

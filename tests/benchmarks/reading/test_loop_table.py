@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from docs.tools import result_tables
+from benchmarks.reading import loop_table
 
 
 def turns(*rates: float) -> list[dict[str, float]]:
@@ -32,8 +32,8 @@ def test_the_best_turn_counts_and_a_missing_loader_says_why(
     }
     origin = {"date": "2026-11-29", "samples": 4600, "turns": 2, "machine": "2 cores"}
     (tmp_path / "foreign_loops.json").write_text(json.dumps({"loaders": loaders, **origin}))
-    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    assert result_tables.loop_table().split("\n")[2:] == [
+    monkeypatch.setattr(loop_table, "RESULTS", tmp_path)
+    assert loop_table.loop_table().split("\n")[2:] == [
         "| ours | 1,000 | 50 | 1.9 | yes | yes | no |",
         "| fast 1.2 | 1,100 | 50 | 2.1 | **no** | **no** | no |",
         "| slow 1.2 | 700 | 50 | 1.6 | yes | **no** | no |",
