@@ -136,18 +136,24 @@ def train_model(
             resume="never" if restart else resume,
             on_ray=ray,
         )
-        return train_with(options, options.config(), os.fspath(out))
+        folder = run_folder(os.fspath(out))
+        return train_with(options, options.config(), folder)
 
 
-def train_with(options: RunOptions, config: TrainConfig, out: str | None) -> RunRecord:
-    """Train in a folder, here or as several ranks; config: that of the options. RanksEnded where
-    these did not end well.
-    """
+def run_folder(out: str | None) -> str:
+    """The folder of a run that can be written to. ValueError where there is none."""
     if out is None:
         raise ValueError("--out is missing: the folder of the run")
     out = disk.output_folder(out)
     if is_pool(out):
         raise ValueError(f"--out {out} is a pool; choose a folder for the run beside it")
+    return out
+
+
+def train_with(options: RunOptions, config: TrainConfig, out: str) -> RunRecord:
+    """Train in a folder, here or as several ranks; config: that of the options. RanksEnded where
+    these did not end well.
+    """
     if options.ranks == 1 and not options.on_ray:
         return loop.train(options.blend, config, out, resume=options.resume)
     if status := start_ranks(options, config, out):
@@ -159,9 +165,10 @@ def attempt(options: RunOptions, out: str | None) -> RunRecord | int:
     """As `train_with` for a process that is the run's own: the record, or the exit status of a run
     that did not end well, after its line is printed.
     """
+    folder = run_folder(out)
     config = options.config()  # a store that does not answer before the run began is no failed run
     try:
-        return train_with(options, config, out)
+        return train_with(options, config, folder)
     except RanksEnded as error:
         return error.status
     except FolderInUse as error:  # its process may end without this run: a queue tries again

@@ -95,3 +95,8 @@ def test_the_dashboard_asks_for_all_that_is_exported_and_for_nothing_else() -> N
         assert any(re.fullmatch(pattern, f"ray_{name}") for name in METRICS), pattern
     for name in METRICS:
         assert any(re.fullmatch(pattern, name) for pattern in patterns), name
+
+
+def test_the_page_on_operations_has_all_names() -> None:
+    page = Path(ROOT, "docs/operations.md").read_text()
+    assert [name for name in METRICS if f"`{name}`" not in page] == []
