@@ -203,7 +203,8 @@ def direction_of(name: str, plain: str) -> bool | None:
         inner = _by_words(plain[found.end() :])
         return None if inner is None else not inner
     before, _, condition = plain.partition("_at_")  # recall_at_1pct_fpr
-    first = _by_words(before) if condition else None
+    is_of_another = condition and not condition.isdecimal()  # rank_at_5 is one phrase
+    first = _by_words(before) if is_of_another else None
     return _by_words(plain) if first is None else first
 
 
