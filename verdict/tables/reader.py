@@ -1857,7 +1857,8 @@ class _Reading:
             group_codes(self.frame, names), group_codes(self.frame, own)
         )
         is_wide = is_one and len(roles.values) > 2 and not is_known(roles.values[0])
-        are_settings = any(
+        are_unnamed = all(re.fullmatch(r"column \d+", each) for each in names)
+        are_settings = not are_unnamed and any(
             roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
             for each in names
         )
@@ -1865,7 +1866,8 @@ class _Reading:
         arms_N = self.table["arm"].codes
         can_count = not steps and all(
             is_one or roles.given[each][0] == "identifier" or CROSSING.fullmatch(plain_name(each))
-            or (are_whole(self.frame.columns[each]) and roles.given[each][0] in ("metric", "seed"))
+            or (are_whole(self.frame.columns[each])
+                and (are_unnamed or roles.given[each][0] in ("metric", "seed")))
             or not _varies(group_codes(self.frame, (each,))[self.cells.row_N], arms_N)
             for each in names
         )  # fmt: skip
