@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import json
 import logging
@@ -144,12 +145,8 @@ def documented_by(module: str, name: str) -> Callable[[Function], Function]:
     """
 
     def complete(command: Function) -> Function:
-        source = ast.parse((LIBRARY / f"{module}.py").read_text(encoding="utf-8"))
-        (function,) = (
-            one for one in source.body if isinstance(one, ast.FunctionDef) and one.name == name
-        )
         own_text, own = _docstring_parts(command.__doc__)
-        text, arguments = _docstring_parts(ast.get_docstring(function))
+        text, arguments = _docstring_parts(_docstrings(module)[name])
         meanings = {**arguments, **own}
         names = [name for name in inspect.signature(command).parameters if name in meanings]
         lines = [f"    {name}: {meanings[name]}" for name in names]
@@ -157,6 +154,14 @@ def documented_by(module: str, name: str) -> Callable[[Function], Function]:
         return command
 
     return complete
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, str | None]:
+    """{function: its docstring} of a module of the library, which is not imported."""
+    source = ast.parse((LIBRARY / f"{module}.py").read_text(encoding="utf-8"))
+    return {one.name: ast.get_docstring(one) for one in source.body
+            if isinstance(one, ast.FunctionDef)}  # fmt: skip
 
 
 def _docstring_parts(docstring: str | None) -> tuple[str, dict[str, str]]:

@@ -478,10 +478,12 @@ class _WorthRay:
     def __init__(self, name: str, tickets: int, engine: Engine) -> None:
         self._name, self._tickets = name, tickets
         self._is_open = engine == "auto" and (os.cpu_count() or 1) > 1 and ray_runtime.is_there()
-        self._began = _now()
+        self._began, self._is_decided = _now(), False
 
     def __call__(self, ended: int) -> bool:
-        """ended: how many tickets have. A line says so where it is."""
+        """ended: how many tickets have. A line says so once, and it stays so."""
+        if self._is_decided:
+            return True
         seconds = _now() - self._began
         left = self._tickets - ended
         if not self._is_open or seconds < ALONE_S or not ended or not left:
@@ -492,6 +494,7 @@ class _WorthRay:
             "%s: %d of %d tickets took %.0f s in this process; the others go to a Ray of this "
             "machine (--engine inline: all of them here)", self._name, ended, self._tickets, seconds
         )  # fmt: skip
+        self._is_decided = True
         return True
 
 

@@ -1059,12 +1059,14 @@ def _without_shifted(frame: Frame) -> Frame:
     if len(columns) < 3 or frame.rows < LEAST_SHIFTED:
         return frame
     last = columns[-1].is_there()
+    if last.all() or (~last).sum() > MOST_SHIFTED * frame.rows:
+        return frame
     shifted = np.zeros(frame.rows, bool)
     for column in columns[:-1]:
         are_numbers = ~np.isnan(column.numbers())
         if 0 < are_numbers.sum() <= MOST_SHIFTED * column.is_there().sum():
             shifted |= are_numbers & ~last
-    if not shifted.any() or (~last).sum() > MOST_SHIFTED * frame.rows:
+    if not shifted.any():
         return frame
     kept = frame.taken(~shifted)
     left_out = {**frame.left_out, "that lack a cell, so that a number is no longer below its name":

@@ -509,6 +509,24 @@ def _stacked(frame: Frame, parts: Sequence[Frame], note: str) -> Frame:
     return replace(frame, columns=rows.columns, rows=rows.rows, notes=[*frame.notes, note])
 
 
+def _with_rows(
+    frame: Frame, others: Mapping[str, Column], key: str, names: Mapping[str, Mapping[str, str]],
+    metrics: Sequence[str], note: str,
+) -> Frame:  # fmt: skip
+    """The table with a row for each label in the place of its columns. names: {label: {metric: its
+    column}}; others: columns that each of these rows has; key: the column of the labels.
+    """
+    first = np.zeros(frame.rows, np.int32)
+    parts = []
+    for label, own in names.items():
+        values = {
+            metric: frame.columns[own[metric]] if metric in own else Column([ABSENT], first)
+            for metric in metrics
+        }  # fmt: skip
+        parts.append(Frame({**others, key: Column([label], first), **values}, frame.rows))
+    return _stacked(frame, parts, note)
+
+
 def _melted(
     frame: Frame, key: str, numbers: Sequence[str], metrics: Mapping[str, Mapping[str, str]],
     several: bool,
@@ -519,15 +537,12 @@ def _melted(
         name: column for name, column in frame.columns.items()
         if name not in names and name not in metrics
     }  # fmt: skip
-    first = np.zeros(frame.rows, np.int32)
-    parts = [
-        Frame({**others, key: Column([number], first)} | {
-            metric: frame.columns[own[number]] if number in own else Column([ABSENT], first)
-            for metric, own in metrics.items()
-        }, frame.rows)
+    runs = {
+        number: {metric: own[number] for metric, own in metrics.items() if number in own}
         for number in numbers
-    ]  # fmt: skip
-    long = _stacked(frame, parts, f"header: {', '.join(names[:3])}, … are runs")
+    }  # fmt: skip
+    note = f"header: {', '.join(names[:3])}, … are runs"
+    long = _with_rows(frame, others, key, runs, list(metrics), note)
     if beside := [name for name in frame.columns if name in metrics]:
         long.notes.append(f"not read: {', '.join(beside[:5])}, beside the runs of this name")
     long.roles = {name: role for name, role in frame.roles.items() if name not in beside}
@@ -583,15 +598,9 @@ def _with_arms_below(frame: Frame, baseline: str | None) -> Frame:
         or frame.roles or any(DATA_SETS.search(plain_name(arm)) for arm in found)
     ):  # fmt: skip
         return frame
-    first = np.zeros(frame.rows, np.int32)
-    parts = [
-        Frame({**others, "arm": Column([arm], first)}
-              | {metric: frame.columns[own[metric]] for metric in metrics}, frame.rows)
-        for arm, own in found.items()
-    ]  # fmt: skip
     shown = ", ".join([*found][:3])
     note = f"header: {', '.join(metrics)} of each of {shown}, … as the arms"
-    long = _stacked(frame, parts, note)
+    long = _with_rows(frame, others, "arm", found, list(metrics), note)
     long.roles = {"arm": ("arm", "a part of the header")}
     return long
 
@@ -622,12 +631,9 @@ def _with_rows_of_arms(frame: Frame, columns: Mapping[str, str]) -> Frame:
     others = {name: column for name, column in others.items() if name not in beside}
     if not metric or {"arm", metric} & others.keys():
         return frame
-    first = np.zeros(frame.rows, np.int32)
-    parts = [
-        Frame({**others, "arm": Column([arm], first), metric: frame.columns[name]}, frame.rows)
-        for arm, name in columns.items()
-    ]  # fmt: skip
-    long = _stacked(frame, parts, f"header: {metric} of {', '.join(columns)} as the arms")
+    arms = {arm: {metric: name} for arm, name in columns.items()}
+    note = f"header: {metric} of {', '.join(columns)} as the arms"
+    long = _with_rows(frame, others, "arm", arms, [metric], note)
     if beside:
         long.notes.append(f"not read: {', '.join(beside[:6])}, which are of no such arm")
     long.roles = {"arm": ("arm", "a part of the header")}
@@ -1078,28 +1084,25 @@ class _Reading:
         if roles.paired or not roles.task or len(roles.seed) > 1:
             return
         column = frame.columns[roles.seed[0]]
-        cells_N = group_codes(frame, (*roles.arm, *roles.task))
         arms_N = group_codes(frame, roles.arm)
-        pairs = np.unique(np.stack([arms_N, cells_N, column.codes]), axis=1)
-        tasks_A = np.bincount(np.unique(pairs[:2], axis=1)[0])
-        runs, count = np.unique(pairs[[0, 2]], axis=1, return_counts=True)
-        if (count == tasks_A[runs[0]]).any() and not (
-            np.bincount(runs[0], count == tasks_A[runs[0]]) == 0
-        ).any():
+        cells_N = group_codes(frame, (*roles.arm, *roles.task))
+        runs_N = _refined(arms_N, column.codes)  # of an arm
+        _, first, of_cell_N = np.unique(
+            _refined(cells_N, column.codes), return_index=True, return_inverse=True
+        )
+        tasks_A = np.bincount(arms_N[np.unique(cells_N, return_index=True)[1]])
+        tasks_R = np.bincount(runs_N[first])
+        arm_R = arms_N[np.unique(runs_N, return_index=True)[1]]
+        has_all_A = np.bincount(arm_R, tasks_R == tasks_A[arm_R]) > 0
+        if has_all_A.all():
             return  # each arm has a run with all of its tasks
-        _, first = np.unique(np.stack([cells_N, column.codes]), axis=1, return_index=True)
-        first = np.sort(first)
-        place: dict[tuple[int, int], int] = {}
-        counted = Counter[int]()
-        for row in first.tolist():
-            cell = int(cells_N[row])
-            place[cell, int(column.codes[row])] = counted[cell]
-            counted[cell] += 1
-        numbers = [
-            place[pair] for pair in zip(cells_N.tolist(), column.codes.tolist(), strict=True)
-        ]
-        names = [str(number) for number in range(max(numbers) + 1)]
-        frame.columns[roles.seed[0]] = Column(names, np.array(numbers, np.int32))
+        order = np.lexsort((first, cells_N[first]))
+        starts = np.searchsorted(cells_N[first][order], cells_N[first][order])
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order)) - starts
+        numbers = place[of_cell_N]
+        names = [str(number) for number in range(int(numbers.max()) + 1)]
+        frame.columns[roles.seed[0]] = Column(names, numbers.astype(np.int32))
         self.notes.append(
             f"{roles.seed[0]}: runs of an arm have other names in each task, so they are numbered"
         )
