@@ -13,11 +13,12 @@ import contextlib
 import importlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from clipmill.manifests import waits
 
 VARIABLE = "CLIPMILL_METRICS"
 EVERY_S = 5.0  # between two states of a file, and of Ray
@@ -125,24 +126,13 @@ def _in_folder(folder: Path, read: Read) -> Iterator[None]:
 @contextlib.contextmanager
 def _written(write: Callable[[], None]) -> Iterator[None]:
     """Calls `write` at once and every EVERY_S."""
-    stop = threading.Event()
 
-    def run() -> None:
-        while not stop.wait(EVERY_S):
-            try:
-                write()
-            except Exception as error:
-                logger.warning("%s: nothing more is exported: %s", VARIABLE, error)
-                return
+    def failed(error: Exception) -> None:
+        logger.warning("%s: nothing more is exported: %s", VARIABLE, error)
 
     write()
-    thread = threading.Thread(target=run, name="telemetry", daemon=True)
-    thread.start()
-    try:
+    with waits.repeated(write, EVERY_S, "telemetry", failed):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 class _Ray:

@@ -198,25 +198,39 @@ class Interrupted(Exception):
 @contextlib.contextmanager
 def watched(look: Callable[[], None]) -> Iterator[None]:
     """Call `look` every second in a thread of its own while the block runs."""
+
+    def failed(error: Exception) -> None:
+        if not isinstance(error, Interrupted):
+            logger.error("waits are not watched any more; the work goes on", exc_info=error)
+
+    with repeated(look, LOOK_S, "waits", failed):
+        yield
+
+
+@contextlib.contextmanager
+def repeated(
+    action: Callable[[], None], every_s: float, name: str, failed: Callable[[Exception], None]
+) -> Iterator[None]:
+    """Call `action` every so many seconds in a thread `name` while the block runs, until it raises:
+    `failed` gets what.
+    """
     stop = threading.Event()
 
     def run() -> None:
-        while not stop.wait(LOOK_S):
+        while not stop.wait(every_s):
             try:
-                look()
-            except Interrupted:
-                return
-            except Exception:
-                logger.exception("waits are not watched any more; the work goes on")
+                action()
+            except Exception as error:
+                failed(error)
                 return
 
-    thread = threading.Thread(target=run, name="waits", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join(LOOK_S)  # it may wait for a store
+        thread.join(every_s)  # it may wait for a store
 
 
 def end_now(status: int, message: str) -> NoReturn:
