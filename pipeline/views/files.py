@@ -866,12 +866,15 @@ def _make(
         masks = MaskFiles(out, commits, before)
         try:
             selections = select(masks, list(before), documents)
+            kept_by = {name: functools.partial(masks.kept_rows, name) for name in before}
+            # Before any document: one that a crash leaves behind is whole, and is not made again.
+            hashes = hash_rows(commits, kept_by) if hashed else dict[str, str]()
             for name, old in before.items():
-                documents[name] = write_view(masks, name, selections[name], inputs[name], old, None)
+                documents[name] = write_view(
+                    masks, name, selections[name], inputs[name], old, hashes.get(name)
+                )
         finally:
             masks.remove()
-    if hashed:
-        documents |= add_hashes(out, {name: documents[name] for name in before}, commits)
     return {name: documents[name] for name in inputs}
 
 

@@ -108,6 +108,30 @@ def test_a_build_writes_hashes_up_to_a_number_of_rows(
         assert document.rows_sha256 == (expected_hash(pool, "raw") if most == stored else None)
 
 
+def test_a_view_that_a_failure_leaves_behind_has_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not made again, so what comes later would be missing for ever."""
+    pool = make_pool(tmp_path, rows(40), per_shard=7)
+    out = PoolWriter(pool)
+    whole = choose_views(out, recipe(ALL, WIDE), hashed=True)
+    for name in whole:
+        Path(PoolLayout(pool).view_json(name)).unlink()
+    write = PoolWriter.write_json
+
+    def full(writer: PoolWriter, path: str, *words: object, **named: bool) -> None:
+        if path == PoolLayout(pool).view_json("wide"):
+            raise OSError("no space left")
+        write(writer, path, *words, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PoolWriter, "write_json", full)
+        with pytest.raises(OSError, match="no space"):
+            choose_views(out, recipe(ALL, WIDE), hashed=True)
+    assert read_document(PoolLayout(pool).view_json("raw"), ViewDocument) == whole["raw"]
+    assert choose_views(out, recipe(ALL, WIDE), hashed=True) == whole
+
+
 def test_another_row_or_another_byte_is_another_hash(tmp_path: Path) -> None:
     given = rows(20)
     hashes = []
