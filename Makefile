@@ -35,11 +35,14 @@ check: venv
 	$(V)/python .ci/budget.py
 	$(V)/mypy
 
-quick:                  # before a commit: all tests that are not marked slow, and mypy beside them
+# Before a commit: the checks, and beside them the quick tests of the files that are at most NEAR
+# imports away from what has changed; all where nothing has. make quick NEAR=all
+NEAR ?= 2
+quick:
 	@$(MAKE) --no-print-directory -j2 check quick-tests
 
 quick-tests: venv
-	$(PYTEST) -m "not slow and not ray"
+	$(PYTEST) -m "not slow and not ray" $$($(V)/python .ci/nearest.py $(NEAR))
 
 test:
 	@$(MAKE) --no-print-directory -j2 check all-tests

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,18 @@ def test_a_run_that_fails_on_the_other_python_fails() -> None:
     ).stdout
     assert "python3.none -m venv .venv-none" in plan
     assert ".venv-none/bin/python -m pytest" in plan
+
+
+def test_the_quick_tests_of_a_change_are_those_that_import_it() -> None:
+    """Nearest first, then those of the whole repository."""
+    test_files = runpy.run_path(str(ROOT / ".ci/nearest.py"))["test_files"]
+    near, far = test_files(["train/step/loss.py"], 1), test_files(["train/step/loss.py"], 2)
+    assert "tests/train/step/test_loss.py" in near[:5]
+    assert set(near) < set(far)
+    assert "tests/pipeline/fetch/test_guard.py" not in far
+    everywhere = test_files(["docs/index.md"], 2)
+    assert set(everywhere) == {f"tests/{path.name}" for path in ROOT.glob("tests/test_*.py")}
+    assert near[-1] == everywhere[-1]
+    assert test_files(["tests/study/test_influence.py"], 1)[0] == "tests/study/test_influence.py"
+    words = [sys.executable, ".ci/nearest.py", "all"]
+    assert subprocess.check_output(words, cwd=ROOT) == b""
