@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from clipmill.filters.base import FilterBase, PoolFilter, check_options, options_of
@@ -222,17 +223,25 @@ def check_filters(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> N
                 )
 
 
-def worker_spec(instance: Instance) -> dict[str, Any]:
-    """What a worker needs to make an instance again, JSON. The text of a user's file goes along."""
-    texts = dict([text_of(instance.kind)]) if is_path(instance.kind) else {}
-    options = options_of(instance.filter)
-    return {"name": instance.name, "kind": instance.kind, "options": options, "texts": texts}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker needs to make an instance again."""
 
+    name: str
+    kind: str
+    options: dict[str, Any]  # JSON
+    texts: dict[str, str]  # path -> text of a user's file
 
-def instance_of_worker_spec(spec: Mapping[str, Any]) -> Instance:
-    """The inverse of `worker_spec`, before `setup`."""
-    for path, text in spec["texts"].items():
-        provide_text(path, text)
-    name, kind = str(spec["name"]), str(spec["kind"])
-    given = FilterSpec(name=name, options=dict(spec["options"]), kind=kind)
-    return Instance(name=name, kind=kind, filter=make(given))
+    @classmethod
+    def of(cls, instance: Instance) -> WorkerSpec:
+        """That of an instance; the text of a user's file goes along."""
+        kind, options = instance.kind, disk.to_plain(options_of(instance.filter))
+        texts = dict([text_of(kind)]) if is_path(kind) else {}
+        return cls(name=instance.name, kind=kind, options=options, texts=texts)
+
+    def instance(self) -> Instance:
+        """The instance, before `setup`."""
+        for path, text in self.texts.items():
+            provide_text(path, text)
+        given = FilterSpec(name=self.name, options=self.options, kind=self.kind)
+        return Instance(name=self.name, kind=self.kind, filter=make(given))

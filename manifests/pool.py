@@ -88,7 +88,7 @@ class Pool:
         """The pool in a folder or at a URL. ValueError for a damaged index."""
         return cls(reader(lambda: read_commits(path), path), reader)
 
-    def of_shards(self, *shards: str) -> Pool:
+    def of_shards(self, *shards: int | str) -> Pool:
         """The same pool with some shards, whose commit records are read now: those of a ticket."""
         records = [CommitRecord.read(self.layout.commit_record(shard)) for shard in shards]
         pool = Pool(Commits.of_records(self.path, records), self._reader)

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from clipmill.filters import Instance, instance_of_worker_spec, worker_spec
+from clipmill.filters import Instance, WorkerSpec
 from clipmill.filters.base import GROUP, PoolFilter
 from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
 from clipmill.filters.user_file import UserCodeError, error_line
@@ -57,6 +57,7 @@ from clipmill.pipeline.shuffle import (
     UID_BYTES,
     Exchange,
     Places,
+    ShardUnit,
     database,
     numbered_tickets,
     stream,
@@ -84,12 +85,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolJob:
-    """The job of one score set. It crosses to workers as plain values."""
+    """The job of one score set."""
 
     out: PoolWriter
     set_name: str  # NAME@ID
     fingerprint: str  # of the pool
-    filter: dict[str, Any]  # worker_spec of the instance
+    filter: WorkerSpec
     columns: dict[str, tuple[str, ...]]  # NAME@ID, "" for the sidecar -> columns that are read
     partitions: int
     # Position of the first shard of each ticket over shards, then the number of shards.
@@ -132,7 +133,7 @@ def plan_job(
         out=out,
         set_name=set_name,
         fingerprint=commits.fingerprint,
-        filter=worker_spec(instance),
+        filter=WorkerSpec.of(instance),
         columns={owner: tuple(names) for owner, names in columns.items()},
         partitions=1,
         bounds=(0, len(commits)),
@@ -164,7 +165,7 @@ def _row_bytes(commits: Commits, job: PoolJob) -> int:
     return max(sizes)
 
 
-def stored_rows(job: PoolJob, pool: Pool, shard: str) -> tuple[pa.Table, Integers]:
+def stored_rows(job: PoolJob, pool: Pool, shard: int | str) -> tuple[pa.Table, Integers]:
     """(the stored rows of a shard with the columns that a filter reads, their row numbers in the
     shard). ValueError for a damaged sidecar, and for columns that are missing or of other rows.
     """
@@ -175,15 +176,9 @@ def stored_rows(job: PoolJob, pool: Pool, shard: str) -> tuple[pa.Table, Integer
     return table.select(names).take(pa.array(numbers)).combine_chunks(), numbers
 
 
-def job_of(config: Mapping[str, Any]) -> PoolJob:
-    """The job of a stage's config."""
-    job: PoolJob = disk.from_plain(PoolJob, config["job"])
-    return job
-
-
 def filter_of(job: PoolJob) -> tuple[Instance, PoolFilter]:
     """The instance of a job and its filter, before `setup`."""
-    instance = instance_of_worker_spec(job.filter)
+    instance = job.filter.instance()
     assert isinstance(instance.filter, PoolFilter)
     return instance, instance.filter
 
@@ -194,14 +189,13 @@ def filter_of(job: PoolJob) -> tuple[Instance, PoolFilter]:
 
 ROUTED, MEMBERS = "route", "members"  # names of exchanges
 SUMMARY_BYTES = 1 << 26  # of summaries in memory before they are merged
-Config = dict[str, Any]
 
 
 class PoolWorker:
     """A worker of one kind of tickets: the job, its filter after `setup`, and its state."""
 
-    def __init__(self, config: Config) -> None:
-        self.job = job_of(config)
+    def __init__(self, job: PoolJob) -> None:
+        self.job = job
         self.instance, self.filter = filter_of(self.job)
         self.filter.setup()
 
@@ -234,11 +228,10 @@ class PoolWorker:
             )
         return table
 
-    def shards(self, ticket: Ticket) -> Iterator[tuple[int, pa.Table, Integers]]:
+    def shards(self, unit: ShardUnit) -> Iterator[tuple[int, pa.Table, Integers]]:
         """(position of a shard, its stored rows, their row numbers) of a ticket over shards."""
         pool = Pool.of_tickets(self.job.out.pool)
-        first = self.job.bounds[ticket.payload["number"]]
-        for position, shard in enumerate(ticket.payload["shards"], start=first):
+        for position, shard in enumerate(unit.shards, start=self.job.bounds[unit.number]):
             yield position, *stored_rows(self.job, pool.of_shards(shard), shard)
 
 
@@ -278,34 +271,28 @@ def summary_path(job: PoolJob, number: int) -> str:
     return disk.join(job.folder, f"summary-{number:05d}.parquet")
 
 
-def unit_payload(job: PoolJob, commits: Commits, number: int) -> dict[str, Any]:
-    """The payload of a ticket over shards: its number and the shards."""
-    shards = commits.shards[job.bounds[number] : job.bounds[number + 1]]
-    return {"number": number, "shards": shards.tolist()}
-
-
-def summarise(config: Config) -> Work:
+def summarise(job: PoolJob) -> Work:
     """Factory: the summaries of the shards of a ticket become a file."""
-    worker = PoolWorker(config)
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
+        unit: ShardUnit = ticket.payload
         summaries = Summaries(worker)
-        for _, rows, _ in worker.shards(ticket):
+        for _, rows, _ in worker.shards(unit):
             if rows.num_rows:
                 summaries.add(worker.table_of("summarise", rows))
-        path = summary_path(worker.job, ticket.payload["number"])
-        worker.job.out.write_parquet(path, summaries.table())
+        path = summary_path(job, unit.number)
+        job.out.write_parquet(path, summaries.table())
         return {}
 
     return work
 
 
-def combine(config: Config) -> Work:
+def combine(job: PoolJob) -> Work:
     """Factory: the summaries of all shards become the state."""
-    worker = PoolWorker(config)
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        job = worker.job
         summaries = Summaries(worker)
         for number in range(job.units):
             table = disk.read_parquet(summary_path(job, number))
@@ -317,15 +304,15 @@ def combine(config: Config) -> Work:
     return work
 
 
-def route(config: Config) -> Work:
+def route(job: PoolJob) -> Work:
     """Factory: the rows of the shards of a ticket are left in their partitions; of a linked filter,
     each once more by its uid."""
-    worker = PoolWorker(config)
-    job = worker.job
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
+        unit: ShardUnit = ticket.payload
         tables, partitions, members = [], [], []
-        for position, rows, row_numbers in worker.shards(ticket):
+        for position, rows, row_numbers in worker.shards(unit):
             chosen, partition = _routed(worker, rows)
             ids = np.uint64(position) << POSITION_BITS | row_numbers.astype(np.uint64)
             rows = rows.append_column(ID, pa.array(ids))
@@ -333,7 +320,7 @@ def route(config: Config) -> Work:
             partitions.append(partition)
             if worker.filter.linked:
                 members.append(rows.take(pa.array(np.unique(chosen))))
-        number, table = ticket.payload["number"], pa.concat_tables(tables)
+        number, table = unit.number, pa.concat_tables(tables)
         places = np.concatenate(partitions).astype(np.uint64)
         job.from_shards(ROUTED).write(number, table, places)
         if worker.filter.linked:
@@ -405,13 +392,13 @@ def _no_values(worker: PoolWorker) -> dict[str, pa.Array]:
     return {name: pa.nulls(0, kind) for name, kind in worker.filter.columns().items()}
 
 
-def judge(config: Config) -> Work:
+def judge(job: PoolJob) -> Work:
     """Factory: the rows of a partition get their values."""
-    worker = PoolWorker(config)
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number = ticket.payload["number"]
-        rows, ids = _sorted(worker.job.from_shards(ROUTED).at(number))
+        number: int = ticket.payload
+        rows, ids = _sorted(job.from_shards(ROUTED).at(number))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge", rows, worker.state)
@@ -424,17 +411,17 @@ def judge(config: Config) -> Work:
 # --- linked filters -------------------------------------------------------------------------------
 
 
-def links(config: Config) -> Work:
+def links(job: PoolJob) -> Work:
     """Factory: the near pairs of a partition, as stars."""
-    worker = PoolWorker(config)
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number = ticket.payload["number"]
-        rows, _ = _sorted(worker.job.from_shards(ROUTED).at(number))
+        number: int = ticket.payload
+        rows, _ = _sorted(job.from_shards(ROUTED).at(number))
         pairs = PAIR.empty_table()
         if rows.num_rows:
             pairs = stars(_linked(worker, worker.call("links", rows, worker.state)))
-        worker.job.exchange(EDGES).write(number, pairs, np.zeros(len(pairs), np.uint64))
+        job.exchange(EDGES).write(number, pairs, np.zeros(len(pairs), np.uint64))
         return {"links": len(pairs)}
 
     return work
@@ -455,9 +442,8 @@ def _linked(worker: PoolWorker, pairs: Any) -> pa.Table:
     return pa.table(columns, PAIR)
 
 
-def components(config: Config) -> Work:
+def components(job: PoolJob) -> Work:
     """Factory: the stars of all partitions become those of the pool, by the partition of a uid."""
-    job = job_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         pairs = stars(stream(job.exchange(EDGES).tables(0, 1), PAIR))
@@ -468,13 +454,12 @@ def components(config: Config) -> Work:
     return work
 
 
-def group(config: Config) -> Work:
+def group(job: PoolJob) -> Work:
     """Factory: the rows of a partition of uids get their group, the smallest uid of their component
     or their own, and are sent to its partition."""
-    job = job_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number = ticket.payload["number"]
+        number: int = ticket.payload
         rows = job.from_shards(MEMBERS).at(number)
         if rows.num_rows:
             (pairs,) = job.exchange(STARS, files=1).tables(number, number + 1)
@@ -490,13 +475,13 @@ def group(config: Config) -> Work:
     return work
 
 
-def judge_groups(config: Config) -> Work:
+def judge_groups(job: PoolJob) -> Work:
     """Factory: the rows of a partition of groups get their values."""
-    worker = PoolWorker(config)
+    worker = PoolWorker(job)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number = ticket.payload["number"]
-        rows, ids = _sorted(worker.job.exchange(GROUPED).at(number), (GROUP,))
+        number: int = ticket.payload
+        rows, ids = _sorted(job.exchange(GROUPED).at(number), (GROUP,))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge_groups", rows, worker.state)
@@ -546,9 +531,8 @@ def stars(pairs: pa.Table | pa.RecordBatchReader) -> pa.Table:
 # Tickets over shards: the values of their rows become the columns of a score set.
 
 
-def gather(config: Config) -> Work:
-    """Factory: the columns of the shards of a ticket. Payload: number, shards."""
-    job = job_of(config)
+def gather(job: PoolJob) -> Work:
+    """Factory: the columns of the shards of a ticket."""
     instance, filter_ = filter_of(job)
     kinds, names = filter_.columns(), instance.column_names()
     pool = Pool.of_tickets(job.out.pool)
@@ -590,8 +574,8 @@ def gather(config: Config) -> Work:
         return commit_columns(job.out, job.set_name, shard, content, metadata, scored)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number = ticket.payload["number"]
-        first, end = job.bounds[number], job.bounds[number + 1]
+        unit: ShardUnit = ticket.payload
+        first, end = job.bounds[unit.number], job.bounds[unit.number + 1]
         low, high = int(first) << int(POSITION_BITS), int(end) << int(POSITION_BITS)
         tables = [table for table in job.exchange(VALUES).tables(low, high) if len(table)]
         values = pa.table({PLACE: pa.array([], pa.uint64())})
@@ -601,7 +585,7 @@ def gather(config: Config) -> Work:
         values = values.drop_columns([PLACE])
         positions = (ids >> POSITION_BITS).astype(np.int64)
         scored = 0
-        for position, shard in enumerate(ticket.payload["shards"], start=first):
+        for position, shard in enumerate(unit.shards, start=first):
             low, high = np.searchsorted(positions, [position, position + 1]).tolist()
             rows = (ids[low:high] & ROW_MASK).astype(np.int64)
             scored += write(shard, rows, values.slice(low, high - low))
@@ -624,7 +608,7 @@ def gather(config: Config) -> Work:
 
 
 Mask = NDArray[np.bool_]
-Factory = Callable[[dict[str, Any]], Work]
+Factory = Callable[[PoolJob], Work]
 ONCE = np.ones(1, np.bool_)
 
 
@@ -750,10 +734,13 @@ class _Compute:
         return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
 
     def _over_shards(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
-        def payload(number: int) -> dict[str, Any]:
-            return unit_payload(self.job, self.commits, number)
+        bounds, shards = self.job.bounds, self.commits.shards
 
-        self._run(name, work, numbered_tickets(name, todo, payload), **options)
+        def unit(number: int) -> ShardUnit:
+            of_unit = shards[bounds[number] : bounds[number + 1]]
+            return ShardUnit(number=number, shards=tuple(of_unit.tolist()))
+
+        self._run(name, work, numbered_tickets(name, todo, unit), **options)
 
     def _over_partitions(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
         self._run(name, work, numbered_tickets(name, todo), **options)
@@ -769,9 +756,9 @@ class _Compute:
     ) -> None:
         """Run the tickets of a stage. _Failed where one failed."""
         stage = Stage(
-            name=f"{self.job.filter['name']}: {name}",
+            name=f"{self.job.filter.name}: {name}",
             work=work,
-            config={"job": disk.to_plain(self.job)},
+            job=self.job,
             gpus=self.gpus if is_model else 0,
             measure=measure_scored if measured else None,
         )

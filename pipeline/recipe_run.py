@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -44,6 +45,7 @@ from clipmill.pipeline.lock.rebuild import (
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan
 from clipmill.pipeline.planning.planner import add_retries, write_plan
 from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, remove_uncommitted
+from clipmill.pipeline.pool.shard_writer import ShardJob
 from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
 from clipmill.pipeline.scoring.score_sets import filter_specs
@@ -151,29 +153,27 @@ class Build:
     def fetch(self) -> Mapping[str, str]:
         pool, recipe = self.pool, self.recipe
         remove_uncommitted(pool)
-        config = {**self.out.config(), "fetch": disk.to_plain(recipe.fetch)}
+        job = ShardJob(out=self.out, recipe=recipe)
         if self.is_adopted:
-            stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
+            stage = Stage(name="adopt", work=adopt_tars, job=job, measure=measure_commit)
             records = self.commits.records()
             adopted = {record.tar: int(record.shard) for record in records if record.adopted}
             tar_list = tar_tickets(recipe.source, adopted)
-            check_adopted(pool, tar_list)
-            tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
+            check_adopted(pool, recipe.source, tar_list)
+            tars = {ticket.id: str(ticket.payload.tar) for ticket in tar_list}
             failed = self._add_shards(stage, lambda _: tar_list).failed
             return {tars[ticket]: reason for ticket, reason in failed.items()}
         plan = read_plan(pool)
         if recipe.fetch.engine == "img2dataset":
-            stage = img2dataset_stage(self.out, recipe)
+            stage = img2dataset_stage(job)
         else:
-            config |= {"source_kind": recipe.source.kind, "extra_columns": recipe.sidecar_extra}
             if SOURCES[recipe.source.kind].images == "rows":
-                config["image_column"] = recipe.source.image_column
-                config["contents"] = crawler.contents_of_rows(pool, recipe.source)
+                job = replace(job, contents=crawler.contents_of_rows(pool, recipe.source))
             stage = Stage(
                 name="fetch",
                 work=Downloader,
-                config=config,
-                on_ray={"decoders": 1},  # a worker for each core; each decodes in one child
+                job=job,
+                on_ray=replace(job, decoders=1),  # a worker for each core; each decodes in one
                 concurrency=CONCURRENT_SHARDS,
                 measure=measure_commit,
             )

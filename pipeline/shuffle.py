@@ -143,18 +143,26 @@ def _groups_with(file: pq.ParquetFile, low: int, high: int) -> range:
     return groups[first : bisect_left(groups, high, key=lambda number: bound(number, "min"))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnit:
+    """The payload of a ticket over shards."""
+
+    number: int
+    shards: tuple[int, ...]
+
+
 def numbered_tickets(
-    step: str, todo: Mask, payload: Callable[[int], dict[str, Any]] = lambda number: {}
+    step: str, todo: Mask, payload: Callable[[int], Any] = lambda number: number
 ) -> Tickets:
-    """A ticket for each number of a mask, such as those whose files are not there. `payload` gives
-    what it has beside its number.
+    """A ticket for each number of a mask, such as those whose files are not there. `payload`: of a
+    ticket, by its number.
     """
     numbers = np.flatnonzero(todo)
 
     def make(position: int) -> Ticket:
         number = int(numbers[position])
         name = f"{step}-{number:05d}"
-        return Ticket(id=name, group=name, payload={"number": number, **payload(number)})
+        return Ticket(id=name, group=name, payload=payload(number))
 
     return Tickets(numbers, make)
 

@@ -285,7 +285,7 @@ from tests.support.bombs import hungry
 def main():
     outcomes.RETRY_PAUSE_S = 0.1
     ray_runtime.connect(cpus=2)
-    tickets = [Ticket(id=f"{i:05d}", group=str(i % 6), payload={"bomb": i == 7}) for i in range(24)]
+    tickets = [Ticket(id=f"{i:05d}", group=str(i % 6), payload=i == 7) for i in range(24)]
     done = []
     stage = Stage(name="fetch", work=hungry)
     report = execute(stage, tickets, engine="ray", on_done=lambda name, _: done.append(name))

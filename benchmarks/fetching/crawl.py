@@ -293,18 +293,15 @@ def parser() -> tuple[Callable[[bytes], Any], str]:
 
 def ours(wat: str, out: str) -> dict[str, Any]:
     """The stage's own work, as a pool's crawl calls it."""
-    from clipmill.manifests import disk
     from clipmill.manifests.schema import Source
-    from clipmill.pipeline.crawl.crawler import extract
+    from clipmill.pipeline.crawl.crawler import ExtractJob, SourceFile, extract
     from clipmill.pipeline.executor.tickets import Ticket
+    from clipmill.pipeline.pool.lease import PoolWriter
 
-    work = extract({"pool": out, "source": disk.to_plain(Source(kind="wat", paths=(wat,)))})
-    ticket = Ticket(
-        id="part-00000",
-        group="part-00000",
-        payload={"number": 0, "path": wat, "source_id": "benchmark"},
-    )
-    return {"pairs": work(ticket)["pairs"]}
+    source = Source(kind="wat", paths=(wat,))
+    file = SourceFile(number=0, path=wat, source_id="benchmark")
+    work = extract(ExtractJob(out=PoolWriter(out), source=source))
+    return {"pairs": work(Ticket(id="part-00000", group="part-00000", payload=file))["pairs"]}
 
 
 def child(way: str, wat: str, folder: str) -> dict[str, Any]:

@@ -278,11 +278,13 @@ def measure_parity(transform: Any, source: Path | None, count: int) -> Result:
 
 def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
     """A worker of pipeline.scoring with one filter, loaded."""
-    from clipmill.pipeline.scoring.worker import ScoreWorker
+    from clipmill.filters import WorkerSpec
+    from clipmill.pipeline.pool.lease import PoolWriter
+    from clipmill.pipeline.scoring.worker import ScoredSet, ScoreJob, ScoreWorker
 
     options = {"model": f"local-dir:{model}", "device": "cpu", "precision": "fp32"}
-    spec = {"name": kind, "kind": kind, "options": options, "texts": {}}
-    return ScoreWorker({"pool": str(pool), "filters": {f"{kind}@bench": {"filter": spec}}})
+    scored = ScoredSet(filter=WorkerSpec(name=kind, kind=kind, options=options, texts={}))
+    return ScoreWorker(ScoreJob(out=PoolWriter(str(pool)), sets={f"{kind}@bench": scored}))
 
 
 def run_pass(worker: Any) -> int:
@@ -293,7 +295,7 @@ def run_pass(worker: Any) -> int:
     name = next(iter(worker.filters))
     rows = 0
     for shard in read_commits(worker.out.pool).names():
-        result = worker(Ticket(id=shard, group=shard, payload={"sets": [name]}))
+        result = worker(Ticket(id=shard, group=shard, payload=(name,)))
         rows += int(result["scored"][name])
     return rows
 

@@ -88,27 +88,41 @@ class ShardRows:
     stored: npt.NDArray[np.bool_]
 
 
-class ShardChecker:
-    """Checks the files of one ticket. Threads may share it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckJob:
+    """What all tickets of a check have in common."""
 
-    `config`: {"pool", "sets": {score set: its columns}, "stale": score sets and views that are
-    older than the shards; their masks are only read}. A ticket has {"part": file name} or
-    {"shard", "views": {view: rows kept}}. The result:
-    {"damages": plain Damage of each file, "record": plain commit record or None,
+    layout: PoolLayout
+    columns: Mapping[str, Sequence[str]]  # of each score set
+    stale: frozenset[str]  # score sets and views older than the shards: their masks are only read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedShard:
+    """The payload of a ticket: a shard, and how many rows of it each view keeps."""
+
+    shard: int
+    views: Mapping[str, int]
+
+
+class ShardChecker:
+    """Checks the files of one ticket: a `CheckedShard`, or the file name of a part of the pairs.
+    Threads may share it.
+
+    The result: {"damages": plain Damage of each file, "record": plain commit record or None,
     "sidecar": whether the sidecar can be read}.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.layout = PoolLayout(str(config["pool"]))
-        self.columns: dict[str, list[str]] = dict(config["sets"])
-        self.stale = frozenset(config.get("stale", ()))
+    def __init__(self, job: CheckJob) -> None:
+        self.layout, self.columns, self.stale = job.layout, job.columns, job.stale
         self._files: dict[tuple[str, str], AlignedFiles] = {}
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
-        if "part" in ticket.payload:
-            damages = self._part(str(ticket.payload["part"]))
+        checked: CheckedShard | str = ticket.payload
+        if isinstance(checked, str):
+            damages = self._part(checked)
             return {"damages": disk.to_plain(damages), "sidecar": not damages}
-        shard = int(ticket.payload["shard"])
+        shard = checked.shard
         record = read_record(self.layout.commit_record(shard))
         if isinstance(record, str):
             path = inside(self.layout, self.layout.commit_record(shard))
@@ -118,7 +132,7 @@ class ShardChecker:
         damages, rows = check_shard(self.layout, record)
         if rows is not None:
             damages += self._scores(shard, rows)
-            damages += self._masks(shard, rows, ticket.payload["views"])
+            damages += self._masks(shard, rows, checked.views)
         return {
             "damages": disk.to_plain(damages),
             "record": disk.to_plain(record),
@@ -385,28 +399,24 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     for name, document in sets.items():
         if _report_stale(f"scores/{name}", name, document, commits, findings):
             stale.append(name)
-    columns = {name: list(document.columns) for name, document in sets.items()}
-    stage = Stage(
-        name="verify",
-        work=ShardChecker,
-        config={"pool": pool, "sets": columns, "stale": stale},
-        concurrency=THREADS,
-    )
+    columns = {name: document.columns for name, document in sets.items()}
+    job = CheckJob(layout=layout, columns=columns, stale=frozenset(stale))
+    stage = Stage(name="verify", work=ShardChecker, job=job, concurrency=THREADS)
 
-    def payload(shard: int) -> dict[str, Any]:
+    def checked(shard: int) -> CheckedShard:
         kept = {}
         for name, (of_view, counts) in views.items():
             position = int(np.searchsorted(of_view, shard))
             if position < len(of_view) and of_view[position] == shard:
                 kept[name] = int(counts[position])
-        return {"shard": shard, "views": kept}
+        return CheckedShard(shard=shard, views=kept)
 
     def ticket(position: int) -> Ticket:
         if position < len(shards):
             shard = int(shards[position])
-            return Ticket(id=shard_name(shard), group=str(shard), payload=payload(shard))
+            return Ticket(id=shard_name(shard), group=str(shard), payload=checked(shard))
         part = parts[position - len(shards)]
-        return Ticket(id=part, group=part, payload={"part": part})
+        return Ticket(id=part, group=part, payload=part)
 
     tickets = Tickets(np.arange(len(shards) + len(parts)), ticket)
     report = execute(stage, tickets, engine=engine, on_done=_taker(findings, commits, pool))

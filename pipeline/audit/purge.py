@@ -56,7 +56,7 @@ from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
 from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.parts import read_parts, write_parts
 from clipmill.pipeline.cross_row import remove_transient
-from clipmill.pipeline.planning.plan_files import is_planned, read_plan
+from clipmill.pipeline.planning.plan_files import RowsOfShard, is_planned, read_plan
 from clipmill.pipeline.pool.lease import PoolWriter, remove_uncommitted
 from clipmill.pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
@@ -399,20 +399,19 @@ def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]
     parts: set[int] = set()
     for shard in shards:
         location = plan.location(shard)
-        of_plan.add(location["file"])
+        of_plan.add(location.file)
         parts |= _parts_of(location, uids)
     layout = PoolLayout(pool)
     return sorted(shards), [*map(layout.pairs_part, sorted(parts)), *sorted(of_plan)]
 
 
-def _parts_of(location: Mapping[str, Any], uids: pa.Array) -> set[int]:
+def _parts_of(location: RowsOfShard, uids: pa.Array) -> set[int]:
     """The parts of the pairs from which some rows of one planned shard come."""
 
     def read(file: Any) -> pa.Table:
-        group = int(location["row_group"])
-        return pq.ParquetFile(file).read_row_group(group, columns=["uid", "part"])
+        return pq.ParquetFile(file).read_row_group(location.row_group, columns=["uid", "part"])
 
-    table = disk.read_with(location["file"], read)
+    table = disk.read_with(location.file, read)
     return set(table["part"].filter(pa.array(rows_with(table, uids))).to_pylist())
 
 

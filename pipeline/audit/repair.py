@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk
@@ -31,12 +32,13 @@ from clipmill.pipeline.audit.purge import PURGED
 from clipmill.pipeline.audit.row_index import write_row_index
 from clipmill.pipeline.crawl.crawler import contents_of_rows
 from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.executor.tickets import Stage
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
 from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, remove_uncommitted
 from clipmill.pipeline.pool.shard_writer import (
     RowColumns,
+    ShardJob,
     outcome_row,
     replace_shard,
     row_key,
@@ -227,22 +229,9 @@ def _fetch_again(
 ) -> Iterator[str]:
     """Fetch every row of some shards again, as a build does."""
     plan = read_plan(out.pool)
-    config: dict[str, Any] = {
-        **out.config(),
-        "fetch": disk.to_plain(recipe.fetch),
-        "source_kind": recipe.source.kind,
-        "image_column": recipe.source.image_column,
-        "contents": contents,
-        "extra_columns": recipe.sidecar_extra,
-        "decoders": 1,
-        "replace": True,
-    }
-    stage = Stage(name="repair", work=Downloader, config=config, measure=measure_commit)
-    tickets = []
-    for shard in shards:
-        planned = plan.shard(shard)
-        payload = {"shard": shard, **plan.location(shard)}
-        tickets.append(Ticket(id=planned.id, group=str(planned.group), payload=payload))
+    job = ShardJob(out=out, recipe=recipe, contents=contents, decoders=1, replace=True)
+    stage = Stage(name="repair", work=Downloader, job=job, measure=measure_commit)
+    tickets = plan.tickets(np.array(shards))
     report = execute(stage, tickets, engine=engine, on_done=lambda _, record: index.add(record))
     failed = {plan.shard(shard).id: shard for shard in shards}
     for task, reason in report.failed.items():

@@ -16,6 +16,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,58 @@ WHERE row > first ORDER BY row
 """
 ROW = pa.schema([("row", pa.uint64())])
 NUMBERED = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.uint64())])
-Config = dict[str, Any]
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsJob:
+    """What all tickets have in common that make final parts of extracted ones."""
+
+    out: PoolWriter
+    id: str  # of what decides the rows of each file
+    base: int  # the parts that are final already
+    parts: int
+    blocks: int
+    partitions: int
+    extra_columns: Mapping[str, str]
+
+    @property
+    def uids(self) -> Exchange:
+        """The uids of all rows by partition."""
+        return self._exchange("uids", self.blocks)
+
+    @property
+    def repeated(self) -> Exchange:
+        """The numbers of the rows that an earlier row equals, by themselves."""
+        return self._exchange("repeated", self.partitions)
+
+    def _exchange(self, name: str, files: int) -> Exchange:
+        folder = self.out.layout.extracted
+        return Exchange(out=self.out, folder=folder, name=f"{name}-{self.id}", files=files)
+
+    def is_done(self, part: int) -> bool:
+        """Whether a final part is there, of this job."""
+        path = self.out.layout.pairs_part(part)
+        return disk.exists(path) and disk.read_metadata(path).get("job") == self.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The payload of a ticket: consecutive rows of some parts."""
+
+    number: int
+    first: int  # row of all parts
+    ranges: tuple[tuple[int, int, int], ...]  # part, its first row, their end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SomeParts:
+    """The payload of a ticket of write: consecutive parts."""
+
+    first: int
+    bounds: tuple[int, ...]  # where the rows of each begin in those of all parts, and the end
+    some_are_done: bool
 
 
 def commit(
@@ -96,54 +146,52 @@ def commit(
     total = int(counts.sum())
     rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
     partitions = max(1, -(-total // ROWS_PER_PARTITION))
-    config: Config = {
-        **out.config(),
-        "job": disk.content_hash([list(ids), rows, partitions, *([base] if base else [])]),
-        "base": base,
-        "partitions": partitions,
-        "blocks": -(-total // rows),
-        "parts": len(ids),
-        "extra_columns": extra_columns,
-    }
+    job = PairsJob(
+        out=out,
+        id=disk.content_hash([list(ids), rows, partitions, *([base] if base else [])]),
+        base=base,
+        parts=len(ids),
+        blocks=-(-total // rows),
+        partitions=partitions,
+        extra_columns=extra_columns,
+    )
     engine = "inline" if total <= FEW else engine
     logger.info("%d pairs are compared in %d partitions", total, partitions)
     bounds = np.concatenate([[0], np.cumsum(counts)])
-    _remove_parts_of_others(config)
+    _remove_parts_of_others(job)
 
     first_parts = base + np.unique(bounds[base:-1] // rows, return_index=True)[1]
     ends = [*first_parts[1:].tolist(), len(ids)]
     some_are_done = bool(disk.list_names(out.layout.pairs, ".parquet"))
 
-    def block(number: int) -> dict[str, Any]:
-        first, end = number * rows, min((number + 1) * rows, total)
-        return {"first": first, "ranges": ranges_of(bounds, first, end)}
+    def block(number: int) -> Block:
+        return block_of(bounds, rows, number)
 
-    def some_parts(number: int) -> dict[str, Any]:
+    def some_parts(number: int) -> SomeParts:
         """Consecutive parts that have about so many rows together."""
         first, end = int(first_parts[number]), ends[number]
-        of_parts = bounds[first : end + 1].tolist()
-        return {"first": first, "bounds": of_parts, "some_are_done": some_are_done}
+        of_parts = tuple(bounds[first : end + 1].tolist())
+        return SomeParts(first=first, bounds=of_parts, some_are_done=some_are_done)
 
-    steps: tuple[tuple[str, Callable[[Config], Work], Tickets], ...] = (
-        ("scatter", scatter, numbered_tickets("scatter", ~_uids(config).written(), block)),
-        ("gather", gather, numbered_tickets("gather", ~_repeated(config).written())),
+    steps: tuple[tuple[str, Callable[[PairsJob], Work], Tickets], ...] = (
+        ("scatter", scatter, numbered_tickets("scatter", ~job.uids.written(), block)),
+        ("gather", gather, numbered_tickets("gather", ~job.repeated.written())),
         ("write", write, numbered_tickets("write", np.ones(len(ends), np.bool_), some_parts)),
     )
     for name, work, tickets in steps:
-        stage = Stage(name=name, work=work, config=config)
+        stage = Stage(name=name, work=work, job=job)
         if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
             return dict(failed)
     return {}
 
 
-def _remove_parts_of_others(config: Config) -> None:
+def _remove_parts_of_others(job: PairsJob) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
-    out = PoolWriter.of_config(config)
-    names = _names_from(out.pool, config["base"])
-    paths = [disk.join(out.layout.pairs, name) for name in names]
+    names = _names_from(job.out.pool, job.base)
+    paths = [disk.join(job.out.layout.pairs, name) for name in names]
     for path, footer in zip(paths, in_threads(disk.read_metadata, paths, THREADS), strict=True):
-        if footer.get("job") != config["job"]:
-            out.remove(path)
+        if footer.get("job") != job.id:
+            job.out.remove(path)
 
 
 def _names_from(pool: str, base: int) -> list[str]:
@@ -158,56 +206,41 @@ def extracted(pool: str, part: int) -> str:
     return disk.join(PoolLayout(pool).extracted, f"part-{part:05d}.parquet")
 
 
-def ranges_of(bounds: Integers, start: int, stop: int) -> list[list[int]]:
-    """[part, first, end] of each part that has some of rows `start` to `stop` of all parts.
-
-    `bounds` (parts + 1,) is where the rows of each part begin; first and end are rows of the part.
+def block_of(bounds: Integers, rows: int, number: int, first_part: int = 0) -> Block:
+    """The block `number` of as many rows. `bounds` (parts + 1,) is where the rows of each part
+    begin, of the parts behind the first `first_part`.
     """
+    start, stop = number * rows, min((number + 1) * rows, int(bounds[-1]))
     ranges = []
     first = int(np.searchsorted(bounds, start, "right")) - 1
     for part in range(first, int(np.searchsorted(bounds, stop, "left"))):
         begin = int(bounds[part])
         low, high = max(start, begin), min(stop, int(bounds[part + 1]))
         if low < high:
-            ranges.append([part, low - begin, high - begin])
-    return ranges
-
-
-def _uids(config: Config) -> Exchange:
-    """The uids of all rows by partition."""
-    return _exchange(config, "uids", config["blocks"])
-
-
-def _repeated(config: Config) -> Exchange:
-    """The numbers of the rows that an earlier row equals, by themselves."""
-    return _exchange(config, "repeated", config["partitions"])
-
-
-def _exchange(config: Config, name: str, files: int) -> Exchange:
-    out = PoolWriter.of_config(config)
-    name = f"{name}-{config['job']}"
-    return Exchange(out=out, folder=out.layout.extracted, name=name, files=files)
+            ranges.append((first_part + part, low - begin, high - begin))
+    return Block(number=number, first=start, ranges=tuple(ranges))
 
 
 # --- scatter ---------------------------------------------------------------------------------
 
 
-def scatter(config: Config) -> Work:
-    """Factory: the uids of some rows, by partition. Payload: number, first row, ranges."""
-    exchange, partitions = _uids(config), np.uint64(config["partitions"])
+def scatter(job: PairsJob) -> Work:
+    """Factory: the uids of some rows, by partition."""
+    out, exchange, partitions = job.out, job.uids, np.uint64(job.partitions)
 
     def work(ticket: Ticket) -> dict[str, Any]:
+        of_ticket: Block = ticket.payload
         uids = [np.empty(0, UID)]
-        for part, start, stop in ticket.payload["ranges"]:
-            is_final, pool = part < config["base"], config["pool"]
-            path = PoolLayout(pool).pairs_part(part) if is_final else extracted(pool, part)
+        for part, start, stop in of_ticket.ranges:
+            is_final = part < job.base
+            path = out.layout.pairs_part(part) if is_final else extracted(out.pool, part)
             for batch in rows_between(path, start, stop, ["uid"]):
                 uids.append(uids_of(batch["uid"]))
         block = np.concatenate(uids)
         high, low = block["high"].astype(np.uint64), block["low"].astype(np.uint64)
-        rows = np.arange(len(block), dtype=np.uint64) + np.uint64(ticket.payload["first"])
+        rows = np.arange(len(block), dtype=np.uint64) + np.uint64(of_ticket.first)
         places = (high >> np.uint64(32)) * partitions >> np.uint64(32)
-        exchange.write(ticket.payload["number"], pa.table([high, low, rows], NUMBERED), places)
+        exchange.write(of_ticket.number, pa.table([high, low, rows], NUMBERED), places)
         return {}
 
     return work
@@ -224,12 +257,12 @@ def uids_of(texts: pa.Array) -> npt.NDArray[Any]:
 # --- gather ----------------------------------------------------------------------------------
 
 
-def gather(config: Config) -> Work:
+def gather(job: PairsJob) -> Work:
     """Factory: the rows of a partition that an earlier row equals, in all 128 bits of the uid."""
-    uids, repeated = _uids(config), _repeated(config)
+    uids, repeated = job.uids, job.repeated
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        partition = ticket.payload["number"]
+        partition: int = ticket.payload
         rows = stream(uids.tables(partition, partition + 1), NUMBERED)
         table = pa.Table.from_batches(select(REPEATED, rows=rows), ROW)
         repeated.write(partition, table, table["row"].to_numpy())
@@ -241,37 +274,33 @@ def gather(config: Config) -> Work:
 # --- write -----------------------------------------------------------------------------------
 
 
-def write(config: Config) -> Work:
+def write(job: PairsJob) -> Work:
     """Factory: the rows of some parts that stay, as final parts, with the counts that follow."""
-    schema = with_extra(PAIRS, config["extra_columns"])
-    repeated = _repeated(config)
+    schema = with_extra(PAIRS, job.extra_columns)
+    repeated = job.repeated
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        first, bounds = ticket.payload["first"], ticket.payload["bounds"]
+        some: SomeParts = ticket.payload
+        bounds = some.bounds
         numbers = [np.zeros(0, np.int64)]
         for table in repeated.tables(bounds[0], bounds[-1]):
             numbers.append(table[PLACE].to_numpy().astype(np.int64))
         stays = np.ones(bounds[-1] - bounds[0], np.bool_)
         stays[np.concatenate(numbers) - bounds[0]] = False
         with disk.scratch_folder("clipmill-pairs-") as folder:
-            for part, (start, end) in enumerate(pairwise(bounds), start=first):
-                if ticket.payload["some_are_done"] and _is_done(config, part):
+            for part, (start, end) in enumerate(pairwise(bounds), start=some.first):
+                if some.some_are_done and job.is_done(part):
                     continue
                 own = np.flatnonzero(stays[start - bounds[0] : end - bounds[0]])
-                _write_part(config, schema, part, own, Path(folder) / "part.parquet")
+                _write_part(job, schema, part, own, Path(folder) / "part.parquet")
         return {}
 
     return work
 
 
-def _is_done(config: Config, part: int) -> bool:
-    path = PoolLayout(config["pool"]).pairs_part(part)
-    return disk.exists(path) and disk.read_metadata(path).get("job") == config["job"]
-
-
-def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, staged: Path) -> None:
+def _write_part(job: PairsJob, schema: pa.Schema, part: int, rows: Integers, staged: Path) -> None:
     """Publish the rows of these numbers of an extracted part."""
-    path = extracted(config["pool"], part)
+    path = extracted(job.out.pool, part)
     metadata = disk.read_metadata(path)
     reasons = dict(metadata["reasons"])
     if duplicates := metadata["pairs"] - len(rows):
@@ -288,14 +317,13 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
         metadata |= {
             "pairs": len(rows),
             "reasons": reasons,
-            "parts": config["parts"],
-            "job": config["job"],
+            "parts": job.parts,
+            "job": job.id,
             "bytes": size,
             "uids": digest.hexdigest(),
         }
         writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-    out = PoolWriter.of_config(config)
-    out.publish_new(staged, out.layout.pairs_part(part))
+    job.out.publish_new(staged, job.out.layout.pairs_part(part))
 
 
 def _batches_of(path: str, count: int, rows: Integers) -> Iterator[pa.RecordBatch]:
@@ -406,16 +434,16 @@ def _extract_parts(
         _remove_derived(out, base)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
 
-    def one_part(number: int) -> dict[str, Any]:
-        return {"path": paths[number], "source_id": ids[number]}
+    def one_part(number: int) -> SourceFile:
+        return SourceFile(number=number, path=paths[number], source_id=ids[number])
 
     tickets = numbered_tickets("part", counts < 0, one_part)
 
     def count(name: str, result: dict[str, Any]) -> None:
         counts[_number(name)] = result["pairs"]
 
-    config = {**out.config(), "source": disk.to_plain(source)}
-    stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
+    job = ExtractJob(out=out, source=source)
+    stage = Stage(name="crawl", work=extract, job=job, measure=measure_links)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
     return {paths[_number(name)]: text for name, text in report.failed.items()}
 
@@ -460,14 +488,31 @@ def _extracted_counts(source: Source, out: PoolWriter, paths: Sequence[str], bas
 # --- one part ---------------------------------------------------------------------------------
 
 
-def extract(config: dict[str, Any]) -> Work:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractJob:
+    """What all tickets of the stage have in common."""
+
+    out: PoolWriter
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """The payload of a ticket: a file of the source, which becomes the part `number`."""
+
+    number: int
+    path: str
+    source_id: str
+
+
+def extract(job: ExtractJob) -> Work:
     """Factory of the stage: a ticket's file becomes POOL/pairs/.extracted/part-k.parquet."""
-    source: Source = disk.from_plain(Source, config["source"])
-    out, schema = PoolWriter.of_config(config), with_extra(PAIRS, source.extra_columns)
-    reader = reader_of(source)
+    out, source, reader = job.out, job.source, reader_of(job.source)
+    schema = with_extra(PAIRS, source.extra_columns)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        path, counts = ticket.payload["path"], PartCounts()
+        file: SourceFile = ticket.payload
+        path, counts = file.path, PartCounts()
         content = reader.content(path, source)
         with rare_collections(), disk.scratch_folder("clipmill-crawl-") as folder:
             staged = Path(folder) / "part.parquet"
@@ -480,14 +525,14 @@ def extract(config: dict[str, Any]) -> Work:
                 assert totals["links"] == totals["pairs"] + counts.total()
                 metadata = {
                     **totals,
-                    "source_id": ticket.payload["source_id"],
+                    "source_id": file.source_id,
                     "content": content,
                     "wat": _name(path),
                     "reasons": dict(counts),
                     "examples": counts.examples,
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            out.publish_new(staged, extracted(out.pool, ticket.payload["number"]))
+            out.publish_new(staged, extracted(out.pool, file.number))
         return {"links": totals["links"], "pairs": totals["pairs"]}
 
     return work

@@ -15,10 +15,11 @@ Invariants:
 * A worker that dies is replaced; three in a row that die before they are ready end the stage,
   unless their node died: `tests/pipeline/executor/test_ray_actors.py`. Kills on a real Ray:
   `tests/test_ray_kills.py`; on several nodes: `tests/test_nodes.py`.
-* Only JSON and the name of the factory cross to a worker:
+* Frozen dataclasses and the name of the factory cross to a worker, JSON and texts come back:
   `tests/pipeline/executor/test_tickets.py`.
 
-A new stage is a factory at the top level of a module, `work(config) -> Callable[[Ticket], dict]`,
-passed to `execute(Stage(name=..., work=...), tickets, engine=...)`. A new engine is a function
-like `run_inline` in `stage.py`: it calls `Outcomes.record` for every try until that returns True.
+A new stage is a factory at the top level of a module, `work(job) -> Callable[[Ticket], dict]`,
+passed to `execute(Stage(name=..., work=..., job=...), tickets, engine=...)`. A new engine is a
+function like `run_inline` in `stage.py`: it calls `Outcomes.record` for every try until that
+returns True.
 """

@@ -28,7 +28,6 @@ from clipmill.pipeline.executor.tickets import (
     Worker,
     check_ready,
     seconds_until,
-    ticket_json,
 )
 from clipmill.pipeline.progress.view import counted_stage
 
@@ -119,7 +118,7 @@ class ActorPool:
                 ticket = self.queue.start_next(actor, starting_workers=len(self._starting), now=now)
                 if ticket is not None:
                     self.outcomes.counter.started(ticket.id)
-                    self._running[actor.run.remote(ticket_json(ticket))] = (actor, ticket)
+                    self._running[actor.run.remote(ticket)] = (actor, ticket)
 
     def wait(self, timeout_s: float) -> list[Any]:
         """Wait until a worker has started or a ticket has ended, at most `timeout_s` seconds.
@@ -445,7 +444,7 @@ def execute(
     workers: int | None = None,
     on_done: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Report:
-    """Run every ticket once, to its end. ValueError where the factory refuses its config.
+    """Run every ticket once, to its end. ValueError where the factory refuses its job.
 
     `tickets` may be `Tickets`, which are made one at a time. `on_done` gets the id and the result
     of each ticket that is done; the report only counts them.
@@ -531,7 +530,7 @@ def _run_one_by_one(
             time.sleep(seconds_until(queue.retry_time(now)) or 0)
             continue
         outcomes.counter.started(ticket.id)
-        ended = outcomes.record(ticket, *worker.run(ticket_json(ticket)))
+        ended = outcomes.record(ticket, *worker.run(ticket))
         retry_time = outcomes.retry_time(ticket)
         queue.finished(THIS_PROCESS, ticket, retry=not ended, not_before=retry_time)
 
@@ -549,7 +548,7 @@ def _run_in_threads(
                 ticket := queue.start_next(THIS_PROCESS, now=now)
             ):
                 outcomes.counter.started(ticket.id)
-                running[threads.submit(worker.run, ticket_json(ticket))] = ticket
+                running[threads.submit(worker.run, ticket)] = ticket
             pause = seconds_until(queue.retry_time(now))
             if not running:
                 time.sleep(pause or 0)

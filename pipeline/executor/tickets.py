@@ -41,11 +41,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One task: `id` is unique in its stage, `payload` holds plain JSON values."""
+    """One task: `id` is unique in its stage, `payload` is a number or a record, a frozen dataclass
+    at the top level of a module."""
 
     id: str
     group: str
-    payload: dict[str, Any] = field(default_factory=dict)
+    payload: Any = None
 
 
 class Tickets:
@@ -361,33 +362,33 @@ class Outcomes:
 # --------------------------------------------------------------------------------------------------
 # A stage and its worker: a function that is loaded once and turns tickets into results.
 #
-# Only plain JSON values and the name of the function cross to a worker. Exceptions do not: an
-# answer is a kind and a text.
+# Names of functions and records of numbers and texts cross to a worker, pickled. Of what comes back
+# nothing is unpickled, exceptions neither: an answer is a kind and a text.
 
 
 BETWEEN_ASKS_S = 300.0  # 1,024 workers are asked every 160 s
 Work = Callable[[Ticket], dict[str, Any]]
-WorkFactory = Callable[[dict[str, Any]], Work]
+WorkFactory = Callable[[Any], Work]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """What is done to a ticket.
 
-    `work` is a factory, a function or class at the top level of a module: work(config) is called
-    once per worker (models are loaded there) and returns the function that turns a ticket into a
-    dict. If that has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
-    worker asks of Ray, `on_ray` is what differs in its config there. `concurrency` is how many
-    tickets a worker runs at once, each in a thread of its own: above 1, the function must be
-    thread-safe. `measure` says what a ticket did from what the function returned. If the function
-    has a method `progress()`, it gives the JSON of a `WorkerReport` while tickets run; it is called
-    from another thread.
+    `work` is a factory, a function or class at the top level of a module: work(job) is called once
+    per worker (models are loaded there) and returns the function that turns a ticket into a dict.
+    `job` is a frozen dataclass, what all tickets have in common; `on_ray` takes its place on Ray.
+    If the function has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
+    worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
+    its own: above 1, the function must be thread-safe. `measure` says what a ticket did from what
+    the function returned. If the function has a method `progress()`, it gives the JSON of a
+    `WorkerReport` while tickets run; it is called from another thread.
     """
 
     name: str
     work: WorkFactory
-    config: dict[str, Any] = field(default_factory=dict)
-    on_ray: dict[str, Any] = field(default_factory=dict)
+    job: Any = None
+    on_ray: Any = None
     gpus: float = 0
     cpus: float = 1
     concurrency: int = 1
@@ -416,29 +417,23 @@ def work_reference(stage_name: str, work: WorkFactory) -> bytes:
         ) from None
 
 
-def ticket_json(ticket: Ticket) -> str:
-    """A ticket as it crosses to a worker."""
-    fields = {"id": ticket.id, "group": ticket.group, "payload": ticket.payload}
-    return json.dumps(fields)
-
-
 class Worker:
     """Holds what the factory loaded. An answer is [kind, JSON or text]."""
 
-    def __init__(self, stage_name: str, work: bytes, config: str) -> None:
-        """`work` is a `work_reference`, `config` is JSON."""
+    def __init__(self, stage_name: str, work: bytes, job: bytes) -> None:
+        """`work` is a `work_reference`, `job` that of the stage, pickled."""
         self.stage_name = stage_name
         self._factory_reference = work
-        self._config = config
+        self._job = job
         self._work: Work | None = None
         self._life = waits.Life()
         self._still = waits.Stillness(waits.LIMIT_S, most_s=BETWEEN_ASKS_S)
 
     @staticmethod
-    def arguments(stage: Stage, *, on_ray: bool = False) -> tuple[str, bytes, str]:
+    def arguments(stage: Stage, *, on_ray: bool = False) -> tuple[str, bytes, bytes]:
         """What a worker of a stage is made with."""
-        config = stage.config | stage.on_ray if on_ray else stage.config
-        return stage.name, work_reference(stage.name, stage.work), json.dumps(config)
+        job = stage.on_ray if on_ray and stage.on_ray is not None else stage.job
+        return stage.name, work_reference(stage.name, stage.work), pickle.dumps(job)
 
     def up(self) -> None:
         """Returns once there is a process, before the factory is called."""
@@ -447,7 +442,7 @@ class Worker:
         """Call the factory. ["ready", ""], or ["refused" | "broken", its error]."""
         try:
             factory = pickle.loads(self._factory_reference)
-            self._work = factory(json.loads(self._config))
+            self._work = factory(pickle.loads(self._job))
         except ValueError as error:
             return ["refused", str(error)]
         except Exception as error:
@@ -455,13 +450,12 @@ class Worker:
             return ["broken", error_line(error)]
         return ["ready", ""]
 
-    def run(self, ticket: str) -> list[str]:
-        """Work on one ticket (JSON). ["done", result as JSON] or ["raised", its error]."""
+    def run(self, ticket: Ticket) -> list[str]:
+        """Work on one ticket. ["done", result as JSON] or ["raised", its error]."""
         assert self._work is not None
-        fields = json.loads(ticket)
         try:
-            with waits.doing(f"{self.stage_name} {fields['id']}"):
-                return ["done", json.dumps(self._work(Ticket(**fields)))]
+            with waits.doing(f"{self.stage_name} {ticket.id}"):
+                return ["done", json.dumps(self._work(ticket))]
         except Exception as error:
             if not _explains_itself(error) or os.environ.get("CLIPMILL_TRACEBACK"):
                 logger.exception("stage %s: a ticket raised", self.stage_name)

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,17 +17,23 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.content import file_stamp, has_stamp
-from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import CAPTION_BYTES, Fetch, Source
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.crawl.sources import paths_at
-from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.images import header
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import limits_of
-from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
-from clipmill.pipeline.pool.shard_writer import RowColumns, TarFile, outcome_row, publish_shard
+from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.shard_writer import (
+    RowColumns,
+    ShardJob,
+    TarFile,
+    outcome_row,
+    publish_shard,
+)
 from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
 from clipmill.pipeline.shuffle import THREADS
 from clipmill.pipeline.table_files import (
@@ -473,6 +479,14 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
 NAMED = ("url_column", "caption_column", "image_member", "caption_member", "max_caption_bytes")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedTar:
+    """The payload of a ticket: a tar and the shard that it is."""
+
+    shard: int
+    tar: str
+
+
 def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> list[Ticket]:
     """One ticket per tar, numbered in the order of `source.paths`; a folder or a pattern stands for
     its tars by name. A tar that is `adopted` (tar -> shard) keeps its number, and new ones take
@@ -486,7 +500,6 @@ def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> lis
     twice = sorted(tar for tar, count in Counter(tars).items() if count > 1)
     if twice:
         raise ValueError(f"source.paths names {twice[0]} twice")
-    columns = {name: getattr(source, name) for name in (*NAMED, "extra_columns")}
     numbers = dict(adopted or {})
     if numbers.keys() - set(tars):
         numbers = {}
@@ -497,9 +510,8 @@ def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> lis
             numbers[tar] = next(left)
     tickets = []
     for tar, number in sorted(numbers.items(), key=lambda item: item[1]):
-        payload = {"shard": number, "tar": tar, **columns}
-        ticket_id = disk.content_hash([number, tar])
-        tickets.append(Ticket(id=ticket_id, group=str(number), payload=payload))
+        ticket_id, numbered = disk.content_hash([number, tar]), NumberedTar(shard=number, tar=tar)
+        tickets.append(Ticket(id=ticket_id, group=str(number), payload=numbered))
     return tickets
 
 
@@ -517,27 +529,23 @@ def _tars_at(path: str) -> list[str]:
     return [disk.absolute_path(tar) for tar in tars]
 
 
-def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "fence": of `PoolWriter`}; of `fetch`
-    the
-    limits on an image's size apply.
-    """
-    out = PoolWriter.of_config(config)
-    pool = out.pool
-    settings: Fetch = disk.from_plain(Fetch, config.get("fetch", {}))
+def adopt_tars(job: ShardJob) -> Work:
+    """Factory of the stage; of the settings of `fetch` the limits on an image's size apply."""
+    out, source, settings = job.out, job.recipe.source, job.recipe.fetch
+    extra = source.extra_columns
+    schema = with_extra(SIDECAR, extra)
+    named = {name: getattr(source, name) for name in NAMED}
 
     def work(ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's tar. ValueError where it is no whole, plain tar, or
         changed since it was adopted."""
         started = time.monotonic()
-        number, tar = int(ticket.payload["shard"]), str(ticket.payload["tar"])
-        _refuse_own_folder(pool, tar)
-        extra: dict[str, str] = ticket.payload.get("extra_columns") or {}
-        schema = with_extra(SIDECAR, extra)
-        if (existing := read_commit_record(pool, number)) is not None:
-            _require_same(existing, ticket, pool, schema.names)
+        numbered: NumberedTar = ticket.payload
+        number, tar = numbered.shard, numbered.tar
+        _refuse_own_folder(out.layout.shards, tar)
+        if (existing := read_commit_record(out.pool, number)) is not None:
+            _require_same(existing, ticket, out.pool, schema.names)
             return dict(disk.to_plain(existing))
-        named = {name: ticket.payload[name] for name in NAMED if name in ticket.payload}
         reader = TarReader(tar, settings=settings, extra=extra, **named)
         stamp = file_stamp(tar)
         with local_copy(tar) as path:
@@ -562,8 +570,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
     return work
 
 
-def _refuse_own_folder(pool: str, tar: str) -> None:
-    folder = PoolLayout(pool).shards
+def _refuse_own_folder(folder: str, tar: str) -> None:
     if disk.is_url(tar):
         same = tar.startswith(folder + "/")
     else:
@@ -579,7 +586,7 @@ def _require_same(record: CommitRecord, ticket: Ticket, pool: str, columns: Sequ
 
     After a purge the pool has a tar of its own, without some samples; its task is still this one.
     """
-    tar = str(ticket.payload["tar"])
+    tar = ticket.payload.tar
     was_copied = not record.adopted and record.task == ticket.id
     if record.tar != tar and not was_copied:
         raise ValueError(
@@ -600,18 +607,17 @@ def _require_same(record: CommitRecord, ticket: Ticket, pool: str, columns: Sequ
         )
 
 
-def check_adopted(pool: str, tickets: Sequence[Ticket]) -> None:
+def check_adopted(pool: str, source: Source, tickets: Sequence[Ticket]) -> None:
     """ValueError where a shard that is committed is not of its ticket's tar as it is now.
 
     Only a person can mend that: no further try of the stage would end otherwise.
     """
-    commits = read_commits(pool)
+    commits, schema = read_commits(pool), with_extra(SIDECAR, source.extra_columns)
 
     def problem(ticket: Ticket) -> str | None:
-        record = commits.get(int(ticket.payload["shard"]))
+        record = commits.get(ticket.payload.shard)
         if record is None:
             return None
-        schema = with_extra(SIDECAR, ticket.payload.get("extra_columns") or {})
         try:
             _require_same(record, ticket, pool, schema.names)
         except ValueError as error:

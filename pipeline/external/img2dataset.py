@@ -20,7 +20,7 @@ from clipmill.filters.optout import product
 from clipmill.manifests import console, disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.identity import manners_of
-from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Work
 from clipmill.pipeline.external.adopt import group_samples, reason_of
 from clipmill.pipeline.fetch import guard
@@ -28,9 +28,8 @@ from clipmill.pipeline.fetch.fetcher import user_agent
 from clipmill.pipeline.fetch.request import OptoutPolicy, signals
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import as_it_is, boxes_of, limits_of
-from clipmill.pipeline.planning.plan_files import read_ticket
-from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.planning.plan_files import RowsOfShard
+from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
 from clipmill.pipeline.progress.state import measure_commit
 
@@ -166,27 +165,23 @@ LAST_LINES = 8
 logger = logging.getLogger(__name__)
 
 
-def img2dataset_stage(out: PoolWriter, recipe: Recipe) -> Stage:
+def img2dataset_stage(job: ShardJob) -> Stage:
     """The stage fetch with this engine; says once what it will not do. ValueError where the recipe
     asks too much.
     """
-    check_img2dataset(recipe.fetch, recipe.source.kind)
+    settings = job.recipe.fetch
+    check_img2dataset(settings, job.recipe.source.kind)
     logger.warning(
         "img2dataset does not know fetch.%s; deadline_s is its limit for each wait on a socket, "
         "not for a row; it calls itself Firefox and %s, without your address; "
         "it looks at no signal but X-Robots-Tag%s",
         ", ".join(UNKNOWN),
-        product(user_agent(recipe.fetch)),
+        product(user_agent(settings)),
         ""
-        if recipe.fetch.compute_hash == "sha256"
-        else f"; sha256 stays empty beside {recipe.fetch.compute_hash}",
+        if settings.compute_hash == "sha256"
+        else f"; sha256 stays empty beside {settings.compute_hash}",
     )
-    config = {
-        **out.config(),
-        "fetch": disk.to_plain(recipe.fetch),
-        "extra_columns": recipe.sidecar_extra,
-    }
-    return Stage(name="fetch", work=download, config=config, measure=measure_commit)
+    return Stage(name="fetch", work=download, job=job, measure=measure_commit)
 
 
 def check_img2dataset(settings: Fetch, source_kind: str) -> None:
@@ -232,13 +227,9 @@ def version_of(python: str) -> str:
     return answer.stdout.strip()
 
 
-def download(config: dict[str, Any]) -> Work:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns", "fence"}. ValueError
-    where the interpreter has no img2dataset.
-    """
-    out = PoolWriter.of_config(config)
-    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
-    extra_columns = config.get("extra_columns") or {}
+def download(job: ShardJob) -> Work:
+    """Factory of the stage. ValueError where the interpreter has no img2dataset."""
+    settings, extra_columns = job.recipe.fetch, job.recipe.sidecar_extra
     python = settings.img2dataset_python or sys.executable
     version = version_of(python)
 
@@ -246,12 +237,12 @@ def download(config: dict[str, Any]) -> Work:
         """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it
         left no shard.
         """
-        number = int(ticket.payload["shard"])
-        pairs, retried = read_ticket(ticket.payload)
+        rows: RowsOfShard = ticket.payload
+        pairs, retried = rows.read()
         started = round(time.time() * 1000)
         with (
             disk.scratch_folder("clipmill-img2dataset-") as folder,
-            ShardWriter(out, number, ticket.id, ticket.group, extra_columns) as writer,
+            ShardWriter(job.out, rows.shard, ticket.id, ticket.group, extra_columns) as writer,
         ):
 
             def add(

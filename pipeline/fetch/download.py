@@ -38,9 +38,9 @@ from clipmill.pipeline.images.transform import (
     content_hashes,
     limits_of,
 )
-from clipmill.pipeline.planning.plan_files import read_ticket
-from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
-from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.planning.plan_files import RowsOfShard
+from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
 from clipmill.pipeline.progress.state import Measure, WorkerReport
 from clipmill.pipeline.table_files import image_rows, row_of_address
 
@@ -59,25 +59,19 @@ WAITING_BYTES = 64 * 2**20  # of these bodies
 class Downloader:
     """What a worker keeps between shards. Shards come in threads and share one event loop."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        """The factory of the stage. `config`: {"pool", "fetch": plain Fetch, "source_kind",
-        "image_column" and "contents" (`contents_of_rows`) of a source of kind image_table,
-        "decoders": child processes per worker (default: one per core), "extra_columns":
-        Recipe.sidecar_extra, "fence": of `PoolWriter`, "replace": fetch committed shards again}.
-        ValueError for settings that cannot work.
-        """
-        settings: Fetch = disk.from_plain(Fetch, config["fetch"])
+    def __init__(self, job: ShardJob) -> None:
+        """The factory of the stage. ValueError for settings that cannot work."""
+        settings, source = job.recipe.fetch, job.recipe.source
         limits_of(settings)  # refuse now what every image would end with
-        self.images, self.image_column = SOURCES[config["source_kind"]].images, None
+        self.images, self.image_column = SOURCES[source.kind].images, None
         if self.images == "rows":
-            self.image_column, self.contents = config["image_column"], config["contents"]
+            self.image_column, self.contents = source.image_column, job.contents or {}
         if self.images == "web":
             user_agent(settings)
-        self.out, self.settings = PoolWriter.of_config(config), settings
+        self.out, self.settings = job.out, settings
         self.manners = manners_of(settings) if self.images == "web" else None
-        self.children: int = config.get("decoders") or os.cpu_count() or 1
-        self.extra_columns = config.get("extra_columns") or {}
-        self.replace = bool(config.get("replace"))
+        self.children: int = job.decoders or os.cpu_count() or 1
+        self.extra_columns, self.replace = job.recipe.sidecar_extra, job.replace
         self.known_bad = None
         if settings.known_bad is not None:
             self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
@@ -94,7 +88,8 @@ class Downloader:
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard, written now or by an earlier run."""
-        number = int(ticket.payload["shard"])
+        rows: RowsOfShard = ticket.payload
+        number = rows.shard
         record = None if self.replace else read_commit_record(self.out.pool, number)
         if record is not None:
             if record.task != ticket.id:
@@ -104,7 +99,7 @@ class Downloader:
                     "build into another folder"
                 )
             return dict(disk.to_plain(record))
-        pairs, retried = read_ticket(ticket.payload)
+        pairs, retried = rows.read()
         counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
             with ShardWriter(

@@ -206,7 +206,7 @@ class _LockWriter:
         if self.plan is None:
             return {name: pa.nulls(len(uids), pa.string()) for name in names}
         location = self.plan.location(shard)
-        table = read_row_group(location["file"], location["row_group"], FROM_PLAN)
+        table = read_row_group(location.file, location.row_group, FROM_PLAN)
         if not table["uid"].combine_chunks().equals(uids.combine_chunks()):
             line = f"shard {shard_name(shard)} has other rows than the plan"
             raise ValueError(_repair_line(self.pool, line))

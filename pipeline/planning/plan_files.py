@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,19 @@ def _damaged_plan(pool: str, path: str, number: int, problem: str) -> ValueError
     return ValueError(f"{path} cannot be used: {problem}; {remedy}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOfShard:
+    """Where the rows of a shard lie: the payload of the ticket that fetches it."""
+
+    shard: int
+    file: str
+    row_group: int
+
+    def read(self) -> tuple[list[Pair], list[str | None]]:
+        """The pairs in fetch order, and for each the key of the row that it retries."""
+        return pairs_of(read_row_group(self.file, self.row_group))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """The shards of a pool in order, all rounds, as columns of (shards,); no row is held."""
@@ -196,22 +209,19 @@ class Plan:
         )
 
     def tickets(self, shards: Integers) -> Tickets:
-        """The tickets that fetch these shards; each names the file and row group of its rows."""
+        """The tickets that fetch these shards."""
 
         def make(position: int) -> Ticket:
             number = int(shards[position])
             shard = self.shard(number)
-            payload = {"shard": number, **self.location(number)}
-            return Ticket(id=shard.id, group=str(shard.group), payload=payload)
+            return Ticket(id=shard.id, group=str(shard.group), payload=self.location(number))
 
         return Tickets(self.groups[shards], make)
 
-    def location(self, shard: int) -> dict[str, Any]:
-        """{"file", "row_group"} of a shard's rows, for `read_pairs`."""
-        return {
-            "file": self.files[int(self.file[shard])],
-            "row_group": int(self.row_group[shard]),
-        }
+    def location(self, shard: int) -> RowsOfShard:
+        """Where the rows of a shard lie."""
+        file, row_group = self.files[int(self.file[shard])], int(self.row_group[shard])
+        return RowsOfShard(shard=shard, file=file, row_group=row_group)
 
 
 def read_plan(pool: str) -> Plan:
@@ -255,7 +265,7 @@ def _shards_of_round(pool: str, each: Round) -> pa.Table:
 # --- rows -------------------------------------------------------------------------------------
 
 
-def read_shard_table(pool: str, shard: int, rounds: list[Round] | None = None) -> pa.Table:
+def read_shard_table(pool: str, shard: int, rounds: Sequence[Round] | None = None) -> pa.Table:
     """The rows of one shard, columns of PLAN and the extra ones. ValueError where there is none.
 
     `rounds` are those of the pool, where they were read already.
@@ -295,11 +305,6 @@ def pairs_of(table: pa.Table) -> tuple[list[Pair], list[str | None]]:
         pairs.append(Pair(**own, extra={name: row[name] for name in extra} or None))
         retried.append(row["retry_of"])
     return pairs, retried
-
-
-def read_ticket(payload: dict[str, Any]) -> tuple[list[Pair], list[str | None]]:
-    """The pairs of a ticket of `Plan.tickets`, and what they retry."""
-    return pairs_of(read_row_group(payload["file"], int(payload["row_group"])))
 
 
 def read_shard(pool: str, shard: int) -> tuple[list[Pair], list[str | None]]:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from clipmill.manifests.pool import Pool
 from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, Fetch, Recipe
 from clipmill.pipeline.archives.urls import ascii_host, split
-from clipmill.pipeline.crawl.crawler import ranges_of
+from clipmill.pipeline.crawl.crawler import Block, block_of
 from clipmill.pipeline.crawl.parts import read_parts, rows_between
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
@@ -45,7 +45,15 @@ from clipmill.pipeline.planning.plan_files import (
     shards_file,
 )
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
+from clipmill.pipeline.shuffle import (
+    PLACE,
+    THREADS,
+    Exchange,
+    ShardUnit,
+    numbered_tickets,
+    select,
+    stream,
+)
 from clipmill.pipeline.table_files import row_of_address
 
 # --------------------------------------------------------------------------------------------------
@@ -59,13 +67,22 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePart:
-    """What one file of the plan holds: consecutive shards of a round, out of consecutive cells.
+class PlanFile:
+    """What one file of the plan holds: consecutive shards of a round."""
+
+    number: int
+    first_shard: int
+    groups: Sequence[int]  # of each shard
+    sizes: Sequence[int]  # rows of each shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePart(PlanFile):
+    """One out of consecutive cells, the payload of a ticket of merge.
 
     The rows of the cells are sorted; the first `skip` of them belong to earlier files.
     """
 
-    first_shard: int
     end_shard: int
     first_cell: int
     end_cell: int
@@ -94,15 +111,18 @@ def shard_sizes(group_rows: Integers, rows_per_shard: int) -> tuple[Integers, In
     return groups, sizes
 
 
-def file_parts(sizes: Integers, cell_rows: Integers, rows_per_file: int) -> list[FilePart]:
+def file_parts(
+    groups: Integers, sizes: Integers, cell_rows: Integers, rows_per_file: int
+) -> list[FilePart]:
     """What each file of a plan holds: shards of at most `rows_per_file` rows, at least one shard.
 
-    sizes: (shards,) rows of each shard. cell_rows: (cells,) rows of each cell, in all runs.
+    groups, sizes: (shards,) the group and the rows of each shard. cell_rows: (cells,) rows of each
+    cell, in all runs.
     """
     assert sizes.sum() == cell_rows.sum(), f"{sizes.sum()} rows in {cell_rows.sum()} of the cells"
     row_bounds = np.concatenate([[0], np.cumsum(sizes)])
     cell_bounds = np.concatenate([[0], np.cumsum(cell_rows)])
-    parts = []
+    parts: list[FilePart] = []
     first = 0
     while first < len(sizes):
         end = int(np.searchsorted(row_bounds, row_bounds[first] + rows_per_file, "right")) - 1
@@ -110,7 +130,10 @@ def file_parts(sizes: Integers, cell_rows: Integers, rows_per_file: int) -> list
         cell = int(np.searchsorted(cell_bounds, row_bounds[first], "right")) - 1
         parts.append(
             FilePart(
+                number=len(parts),
                 first_shard=first,
+                groups=groups[first:end].tolist(),
+                sizes=sizes[first:end].tolist(),
                 end_shard=end,
                 first_cell=cell,
                 end_cell=int(np.searchsorted(cell_bounds, row_bounds[end], "left")),
@@ -218,45 +241,73 @@ ORDER = "__order_key"
 RETRY_OF, RETRIED = pa.schema([("retry_of", pa.string())]), pa.schema([("key", pa.int64())])
 ADDED = ("shard", "position")  # columns of PLAN that the rows of the exchange do not have
 NUMBERED = ("part", "row", *ADDED)  # and those that a lock does not have
-Config = dict[str, Any]
 
 
-def exchange_of(config: Config) -> Exchange:
-    """The files of a job between sort and merge."""
-    out = PoolWriter.of_config(config)
-    return Exchange(out=out, folder=config["scratch"], name=config["job"], files=config["runs"])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJob:
+    """What all tickets of a round have in common."""
 
+    out: PoolWriter
+    recipe: Recipe
+    id: str  # of what decides the files
+    round: int
+    is_retry: bool
+    groups: int | None  # of hosts; None where each shard is a group of its own
+    first_shard: int
+    rows_per_file: int
+    rounds: tuple[Round, ...] = ()  # before this one, where it is one of retries
+    runs: int = 0  # files of the exchange
+    bounds: tuple[int, ...] = ()  # of slice and merge: cell_bounds
 
-def plan_schema(config: Config) -> pa.Schema:
-    """The columns of the plan of this job: PLAN, the extra ones, and those of a lock."""
-    extra = list(with_extra(PAIRS, config["extra_columns"]))[len(PAIRS) :]
-    return pa.schema([*PLAN, *extra, *(LOCKED if config["locked"] else ())])
+    @property
+    def folder(self) -> str:
+        """Where the files of the plan are."""
+        return self.out.layout.plan_round(self.round)
 
+    @property
+    def group_count(self) -> int:
+        """How many groups the places of the exchange have."""
+        return self.groups or 1
 
-def run_schema(config: Config) -> pa.Schema:
-    """The columns of a row before it has a shard. Texts have 64-bit offsets: a ticket may have more
-    than 2 GB of them."""
-    fields = []
-    for field in plan_schema(config):
-        if field.name not in ADDED:
-            text = pa.types.is_string(field.type)
-            fields.append(field.with_type(pa.large_string()) if text else field)
-    return pa.schema(fields)
+    @property
+    def exchange(self) -> Exchange:
+        """The files between sort and merge."""
+        folder = _scratch(self.out.layout)
+        return Exchange(out=self.out, folder=folder, name=self.id, files=self.runs)
+
+    @property
+    def plan_schema(self) -> pa.Schema:
+        """The columns of the plan: PLAN, the extra ones, and those of a lock."""
+        source = self.recipe.source
+        extra = list(with_extra(PAIRS, source.extra_columns))[len(PAIRS) :]
+        return pa.schema([*PLAN, *extra, *(LOCKED if source.kind == "lock" else ())])
+
+    @property
+    def run_schema(self) -> pa.Schema:
+        """The columns of a row before it has a shard. Texts have 64-bit offsets: a ticket may have
+        more than 2 GB of them."""
+        fields = []
+        for field in self.plan_schema:
+            if field.name not in ADDED:
+                text = pa.types.is_string(field.type)
+                fields.append(field.with_type(pa.large_string()) if text else field)
+        return pa.schema(fields)
 
 
 # --- sort ---------------------------------------------------------------------------------------
 
 
-def sort_pairs(config: Config) -> Work:
-    """Factory: rows of the parts become a run. Payload: number, ranges of (part, start, stop)."""
-    schema = run_schema(config)
+def sort_pairs(job: PlanJob) -> Work:
+    """Factory: rows of the parts become a run."""
+    schema = job.run_schema
 
     def work(ticket: Ticket) -> dict[str, Any]:
+        block: Block = ticket.payload
         tables = [schema.empty_table()]
-        for part, start, stop in ticket.payload["ranges"]:
-            path = PoolLayout(config["pool"]).pairs_part(part)
+        for part, start, stop in block.ranges:
+            path = job.out.layout.pairs_part(part)
             tables += _pairs_between(path, part, start, stop, schema)
-        return {"rows": _write(config, ticket.payload["number"], tables)}
+        return {"rows": _write(job, block.number, tables)}
 
     return work
 
@@ -279,27 +330,27 @@ def _pairs_between(
     assert row == stop, f"{path} has {row} rows, not {stop}"
 
 
-def sort_retries(config: Config) -> Work:
-    """Factory: rows of shards that are to be retried become a run. Payload: number, shards.
+def sort_retries(job: PlanJob) -> Work:
+    """Factory: rows of shards that are to be retried become a run.
 
     They are the transient rows of the shards; those that an earlier round retries are left out.
     """
-    schema = run_schema(config)
-    rounds = [Round(**each) for each in config["rounds"]]
+    schema, pool, rounds = job.run_schema, job.out.pool, job.rounds
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        shards = ticket.payload["shards"]
+        unit: ShardUnit = ticket.payload
+        shards = unit.shards
         done = retried_keys(rounds, shards[0], shards[-1])
         tables = [schema.empty_table()]
         for shard in shards:
-            wanted = np.setdiff1d(_transient_keys(config["pool"], shard), done)
+            wanted = np.setdiff1d(_transient_keys(pool, shard), done)
             if len(wanted):
                 positions = pa.array(wanted % KEYS_PER_SHARD)
-                rows = read_shard_table(config["pool"], shard, rounds).take(positions)
+                rows = read_shard_table(pool, shard, rounds).take(positions)
                 texts = pa.array([f"{key:09d}" for key in wanted.tolist()], pa.string())
                 rows = rows.set_column(rows.schema.get_field_index("retry_of"), "retry_of", texts)
                 tables.append(rows.select(schema.names).cast(schema))
-        return {"rows": _write(config, ticket.payload["number"], tables)}
+        return {"rows": _write(job, unit.number, tables)}
 
     return work
 
@@ -311,7 +362,7 @@ def _transient_keys(pool: str, shard: int) -> Integers:
     return np.flatnonzero(transient).astype(np.int64) + shard * KEYS_PER_SHARD
 
 
-def retried_keys(rounds: list[Round], first: int, last: int) -> Integers:
+def retried_keys(rounds: Sequence[Round], first: int, last: int) -> Integers:
     """The keys of shards `first` to `last` that a round retries already, ascending."""
     keys = [np.zeros(0, np.int64)]
     for each in rounds[1:]:
@@ -322,35 +373,34 @@ def retried_keys(rounds: list[Round], first: int, last: int) -> Integers:
     return np.unique(np.concatenate(keys))
 
 
-def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
+def _write(job: PlanJob, number: int, tables: list[pa.Table]) -> int:
     """Leave the rows of some tables; their number. The list is emptied."""
     table = pa.concat_tables(tables).combine_chunks()
     tables.clear()
     batches = table.select(["url", "uid"]).to_batches()
     hashes = [host_hashes(batch["url"], batch["uid"]) for batch in batches]
-    in_files = config["by_row_group"]
+    in_files = SOURCES[job.recipe.source.kind].images == "rows"
     orders = [row_keys(b["url"]) if in_files else order_keys(b["uid"]) for b in batches]
     nothing = np.zeros(0, np.uint64)
-    count = config["group_count"]
+    count = job.group_count
     groups = np.concatenate([nothing, *hashes]) % np.uint64(count)
     keys = np.concatenate([nothing, *orders])
     places = groups << np.uint64(KEY_BITS) | keys >> np.uint64(64 - KEY_BITS)
     rows = np.bincount(groups.astype(np.int64), minlength=count).tolist()
     table = table.append_column(ORDER, pa.array(keys))
-    exchange_of(config).write(number, table, places, group_rows=rows)
+    job.exchange.write(number, table, places, group_rows=rows)
     return len(groups)
 
 
 # --- slice --------------------------------------------------------------------------------------
 
 
-def slice_groups(config: Config) -> Work:
-    """Factory: the rows of each cell in one file of the exchange. Payload: number."""
-    starts = np.array(config["bounds"][:-1], np.uint64)
-    exchange = exchange_of(config)
+def slice_groups(job: PlanJob) -> Work:
+    """Factory: the rows of each cell in one file of the exchange, whose number is the payload."""
+    starts, exchange = np.array(job.bounds[:-1], np.uint64), job.exchange
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        table = disk.read_parquet(exchange.path(ticket.payload["number"]), [PLACE])
+        table = disk.read_parquet(exchange.path(ticket.payload), [PLACE])
         first_rows = np.searchsorted(table[PLACE].to_numpy(), starts)
         return {"rows": np.diff(first_rows, append=len(table)).tolist()}
 
@@ -365,28 +415,28 @@ NUMBER = "__number"
 MERGED = f"SELECT {NUMBER} FROM rows ORDER BY {', '.join(KEYS)} LIMIT {{rows}} OFFSET {{skip}}"
 
 
-def merge_runs(config: Config) -> Work:
-    """Factory: the rows of some cells become a file of the plan. Payload: number, a FilePart.
+def merge_runs(job: PlanJob) -> Work:
+    """Factory: the rows of some cells become a file of the plan.
 
     Only the keys are sorted; the rows, whose texts may be long, are taken by their numbers.
     """
-    schema = pa.schema([*run_schema(config), (ORDER, pa.uint64()), (PLACE, pa.uint64())])
-    bounds, exchange = config["bounds"], exchange_of(config)
+    schema = pa.schema([*job.run_schema, (ORDER, pa.uint64()), (PLACE, pa.uint64())])
+    bounds, exchange = job.bounds, job.exchange
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        part = ticket.payload
+        file: FilePart = ticket.payload
         tables = [schema.empty_table()]
-        for table in exchange.tables(bounds[part["first_cell"]], bounds[part["end_cell"]]):
+        for table in exchange.tables(bounds[file.first_cell], bounds[file.end_cell]):
             # A copy: the table holds whole row groups, of which only some rows are taken.
             tables.append(table.select(schema.names).take(pa.array(np.arange(table.num_rows))))
         rows = pa.concat_tables(tables).combine_chunks()
         tables.clear()
         keys = rows.select(KEYS).append_column(NUMBER, pa.array(np.arange(rows.num_rows)))
-        merged = select(MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=keys)
+        merged = select(MERGED.format(skip=file.skip, rows=sum(file.sizes)), rows=keys)
         order = pa.Table.from_batches(merged, pa.schema([(NUMBER, pa.int64())]))[NUMBER]
-        ends = np.cumsum([0, *part["sizes"]]).tolist()
+        ends = np.cumsum([0, *file.sizes]).tolist()
         shards = (rows.take(order.slice(start, end - start)) for start, end in pairwise(ends))
-        with _shards_file(config, part, shards) as (staged, path):
+        with _shards_file(job, file, shards) as (staged, path):
             exchange.out.publish_new(staged, path)
         return {}
 
@@ -395,13 +445,13 @@ def merge_runs(config: Config) -> Work:
 
 @contextmanager
 def _shards_file(
-    config: Config, part: Config, tables: Iterable[pa.Table], *, numbered: bool = False
+    job: PlanJob, file: PlanFile, tables: Iterable[pa.Table], *, numbered: bool = False
 ) -> Iterator[tuple[Path, str]]:
-    """(a new file of the plan, its path): the rows of consecutive shards, with `part` in its
+    """(a new file of the plan, its path): the rows of consecutive shards, with `file` in its
     footer. numbered: ids cover the numbers of the shards.
     """
-    schema, ids = plan_schema(config), []
-    first = config["first_shard"] + part["first_shard"]
+    schema, ids, settings = job.plan_schema, [], settings_hash(job.recipe.fetch)
+    first = job.first_shard + file.first_shard
     with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "shards.parquet"
         with disk.parquet_writer(
@@ -409,13 +459,13 @@ def _shards_file(
         ) as writer:
             for shard, table in enumerate(tables, start=first):
                 table = _with_places(table, shard).select(schema.names).cast(schema)
-                retried = table["retry_of"].combine_chunks() if config["is_retry"] else None
-                decides = config["settings"] + (f"\n{shard}" if numbered else "")
+                retried = table["retry_of"].combine_chunks() if job.is_retry else None
+                decides = settings + (f"\n{shard}" if numbered else "")
                 ids.append(shard_id(table["uid"].combine_chunks(), retried, decides))
                 writer.write_table(table, row_group_size=table.num_rows)
-            metadata = {**part, "ids": ids, "job": config["job"]}
+            metadata = {**disk.to_plain(file), "ids": ids, "job": job.id}
             writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-        yield staged, shards_file(config["folder"], part["number"])
+        yield staged, shards_file(job.folder, file.number)
 
 
 def _with_places(rows: pa.Table, shard: int) -> pa.Table:
@@ -469,38 +519,36 @@ def write_plan(
     out.check()
     rounds, first = (read_rounds(pool) if is_planned(pool) else []), 0
 
-    def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[Config, Config]:
-        """(what plan.json says of the pairs of some parts, what its tickets need)."""
+    def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[dict[str, Any], PlanJob]:
+        """(what plan.json says of the pairs of some parts, the job of its tickets)."""
         shared = rounds[0].metadata["groups"] if rounds else groups
         metadata = _metadata(recipe, pairs_hash(some), shared) | {"round": number}
         metadata["parts"] = [first, first + len(some)]
         size = int(some["bytes"].to_numpy().sum())
         per_ticket = _rows_per_ticket(int(some["pairs"].to_numpy().sum()), size)
-        return metadata, _config(out, recipe, metadata, first_shard, per_ticket)
+        return metadata, _job(out, recipe, metadata, first_shard, per_ticket)
 
     for each in rounds:
         if each.parts is None and each.number:
             continue  # of retries
         end = each.parts[1] if each.parts else len(parts)
-        metadata, config = of_round(each.number, parts.slice(first, end - first), each.first_shard)
+        metadata, job = of_round(each.number, parts.slice(first, end - first), each.first_shard)
         check_unchanged(each.metadata, metadata, recipe, pool)
-        _remove_scratch(out, config["job"])  # that of a round that was stopped stays
+        _remove_scratch(out, job.id)  # that of a round that was stopped stays
         first = end
     if rounds and first == len(parts):
         return {}
     parts = parts.slice(first)
     planned = rounds[-1].first_shard + rounds[-1].shards if rounds else 0
-    metadata, config = of_round(len(rounds), parts, planned)
-    rows, per_ticket = parts["pairs"].to_numpy(), config["rows_per_file"]
+    metadata, job = of_round(len(rounds), parts, planned)
+    rows, per_ticket = parts["pairs"].to_numpy(), job.rows_per_file
     bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
 
-    def ranges(number: int) -> Config:
-        start, stop = number * per_ticket, min((number + 1) * per_ticket, total)
-        of_parts = ranges_of(bounds, start, stop)
-        return {"ranges": [[part + first, low, high] for part, low, high in of_parts]}
+    def block(number: int) -> Block:
+        return block_of(bounds, per_ticket, number, first)
 
-    config["runs"] = -(-total // per_ticket)
-    return _shuffle(config, metadata, sort_pairs, ranges, total, engine, workers)
+    job = replace(job, runs=-(-total // per_ticket))
+    return _shuffle(job, metadata, sort_pairs, block, total, engine, workers)
 
 
 def add_retries(
@@ -522,26 +570,25 @@ def add_retries(
     metadata = {name: rounds[0].metadata[name] for name in inherited}
     metadata |= {"form": FORM, "round": number}
     rows = plan.rows[shards]
-    config = _config(out, recipe, metadata, len(plan), ROWS_PER_TICKET)
-    config["rounds"] = [_round_plain(each) for each in rounds]
+    job = _job(out, recipe, metadata, len(plan), ROWS_PER_TICKET)
     out.check()
-    config["job"] = disk.content_hash([config["job"], shards.tolist()])
     # Consecutive shards of about ROWS_PER_TICKET rows together.
     number_of = (np.cumsum(rows) - rows) // ROWS_PER_TICKET
     first = np.unique(number_of, return_index=True)[1]
     some_shards = np.split(shards, first[1:])
-    config["runs"] = len(some_shards)
+    needed = ("shards", "files")  # of the metadata of a round
+    before = [replace(r, metadata={name: r.metadata[name] for name in needed}) for r in rounds]
+    job = replace(
+        job,
+        id=disk.content_hash([job.id, shards.tolist()]),
+        rounds=tuple(before),
+        runs=len(some_shards),
+    )
 
-    def payload(number: int) -> Config:
-        return {"shards": some_shards[number].tolist()}
+    def unit(number: int) -> ShardUnit:
+        return ShardUnit(number=number, shards=tuple(some_shards[number].tolist()))
 
-    return _shuffle(config, metadata, sort_retries, payload, int(rows.sum()), engine, workers)
-
-
-def _round_plain(each: Round) -> dict[str, Any]:
-    """What a ticket needs of a round, JSON."""
-    needed = {name: each.metadata[name] for name in ("shards", "files")}
-    return {**disk.to_plain(each), "metadata": needed}
+    return _shuffle(job, metadata, sort_retries, unit, int(rows.sum()), engine, workers)
 
 
 def write_given_plan(
@@ -559,41 +606,41 @@ def write_given_plan(
     another command has taken the lease over.
     """
     metadata = {**_metadata(recipe, lock, groups), "lock": lock}
-    config = _config(out, recipe, metadata, 0, ROWS_PER_TICKET)
+    job = _job(out, recipe, metadata, 0, ROWS_PER_TICKET)
     waiting = iter(shards)
     first_shards: list[int] = []
     planned = rows = 0
 
-    def next_file(part: Config) -> Iterator[pa.Table]:
+    def next_file(groups: list[int], sizes: list[int]) -> Iterator[pa.Table]:
         nonlocal rows
         for group, table in waiting:
-            part["groups"].append(group)
-            part["sizes"].append(table.num_rows)
+            groups.append(group)
+            sizes.append(table.num_rows)
             numbers = pa.array(np.arange(rows, rows + table.num_rows))
             table = table.append_column("part", pa.array(np.zeros(table.num_rows, np.int32)))
             rows += table.num_rows
             yield table.append_column("row", numbers)
-            if sum(part["sizes"]) >= ROWS_PER_TICKET or len(part["sizes"]) == SHARDS_PER_FILE:
+            if sum(sizes) >= ROWS_PER_TICKET or len(sizes) == SHARDS_PER_FILE:
                 return
 
     while True:
-        part: Config = {"number": len(first_shards), "first_shard": planned}
-        part |= {"groups": [], "sizes": []}
-        with _shards_file(config, part, next_file(part), numbered=True) as (staged, path):
-            if not part["sizes"]:
+        of_file, sizes = list[int](), list[int]()
+        file = PlanFile(number=len(first_shards), first_shard=planned, groups=of_file, sizes=sizes)
+        with _shards_file(job, file, next_file(of_file, sizes), numbered=True) as (staged, path):
+            if not sizes:
                 break
             out.publish(staged, path)
         first_shards.append(planned)
-        planned += len(part["sizes"])
+        planned += len(sizes)
     if not rows:
         raise ValueError(f"lock {lock} has no rows")
-    _commit(config, metadata, first_shards)
+    _commit(job, metadata, first_shards)
 
 
 # --- before the shuffle -------------------------------------------------------------------------
 
 
-def _metadata(recipe: Recipe, pairs: str, groups: int | None) -> Config:
+def _metadata(recipe: Recipe, pairs: str, groups: int | None) -> dict[str, Any]:
     """What plan.json says of what round 0 is made of. groups: None where each shard is one."""
     return {
         "version": PLAN_VERSION,
@@ -610,33 +657,26 @@ def _rows_per_ticket(rows: int, size: int) -> int:
     return max(1, min(ROWS_PER_TICKET, BYTES_PER_TICKET * rows // max(size, 1)))
 
 
-def _config(
+def _job(
     out: PoolWriter,
     recipe: Recipe,
     metadata: Mapping[str, Any],
     first_shard: int,
     rows_per_file: int,
-) -> Config:
-    """What the tickets of a round need, JSON."""
+) -> PlanJob:
+    """The job of a round."""
     decides = [metadata["version"], metadata["pairs"], metadata["recipe"], metadata["groups"]]
     decides += [metadata["round"], first_shard, rows_per_file]
-    return {
-        **out.config(),
-        "folder": out.layout.plan_round(metadata["round"]),
-        "scratch": _scratch(out.layout),
-        "job": disk.content_hash(decides),
-        "round": metadata["round"],
-        "is_retry": bool(metadata["round"]) and "parts" not in metadata,
-        "groups": metadata["groups"],
-        "group_count": metadata["groups"] or 1,
-        "first_shard": first_shard,
-        "settings": settings_hash(recipe.fetch),
-        "rows_per_shard": recipe.fetch.rows_per_shard,
-        "rows_per_file": rows_per_file,
-        "extra_columns": recipe.source.extra_columns,
-        "by_row_group": SOURCES[recipe.source.kind].images == "rows",
-        "locked": recipe.source.kind == "lock",  # the source has the outcomes and hashes of a lock
-    }
+    return PlanJob(
+        out=out,
+        recipe=recipe,
+        id=disk.content_hash(decides),
+        round=metadata["round"],
+        is_retry=bool(metadata["round"]) and "parts" not in metadata,
+        groups=metadata["groups"],
+        first_shard=first_shard,
+        rows_per_file=rows_per_file,
+    )
 
 
 def _shards_to_retry(pool: str) -> Integers:
@@ -658,10 +698,10 @@ def _shards_to_retry(pool: str) -> Integers:
 
 
 def _shuffle(
-    config: Config,
+    job: PlanJob,
     metadata: dict[str, Any],
-    sort: Callable[[Config], Work],
-    payload: Callable[[int], Config],
+    sort: Callable[[PlanJob], Work],
+    payload: Callable[[int], Any],
     rows: int,
     engine: Engine,
     workers: int | None,
@@ -670,82 +710,71 @@ def _shuffle(
     sort, by its number.
     """
     engine = "inline" if rows <= FEW else engine
-    exchange = exchange_of(config)
+    exchange = job.exchange
 
     def run(
         name: str,
-        work: Callable[[Config], Work],
+        work: Callable[[PlanJob], Work],
         todo: Tickets,
         on_done: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> Mapping[str, str]:
-        stage = Stage(name=name, work=work, config=config)
+        stage = Stage(name=name, work=work, job=job)
         return execute(stage, todo, engine=engine, workers=workers, on_done=on_done).failed
 
     if failed := run("plan: sort", sort, numbered_tickets("sort", ~exchange.written(), payload)):
         return failed
-    group_rows = np.zeros(config["group_count"], np.int64)
+    group_rows = np.zeros(job.group_count, np.int64)
     for footer in exchange.footers():
         group_rows += footer["group_rows"]
-    if not group_rows.sum() and config["is_retry"]:
+    if not group_rows.sum() and job.is_retry:
         _remove_scratch(exchange.out)
         return {}
-    config["bounds"] = cell_bounds(group_rows, config["rows_per_file"])
+    job = replace(job, bounds=tuple(cell_bounds(group_rows, job.rows_per_file)))
     cell_rows = group_rows
-    if len(config["bounds"]) > len(group_rows) + 1:
-        cell_rows = np.zeros(len(config["bounds"]) - 1, np.int64)
+    if len(job.bounds) > len(group_rows) + 1:
+        cell_rows = np.zeros(len(job.bounds) - 1, np.int64)
 
         def add(_: str, result: dict[str, Any]) -> None:
             np.add(cell_rows, result["rows"], out=cell_rows)
 
-        slicing = numbered_tickets("slice", np.ones(config["runs"], np.bool_))
+        slicing = numbered_tickets("slice", np.ones(job.runs, np.bool_))
         if failed := run("plan: slice", slice_groups, slicing, add):
             return failed
-    groups, sizes = shard_sizes(group_rows, config["rows_per_shard"])
-    parts = file_parts(sizes, cell_rows, config["rows_per_file"])
-
-    def one_file(number: int) -> Config:
-        shards = slice(parts[number].first_shard, parts[number].end_shard)
-        lists = {"groups": groups[shards].tolist(), "sizes": sizes[shards].tolist()}
-        return {**disk.to_plain(parts[number]), **lists}
-
-    merging = numbered_tickets("merge", ~_merged(config, len(parts)), one_file)
+    groups, sizes = shard_sizes(group_rows, job.recipe.fetch.rows_per_shard)
+    parts = file_parts(groups, sizes, cell_rows, job.rows_per_file)
+    merging = numbered_tickets("merge", ~_merged(job, len(parts)), parts.__getitem__)
     if failed := run("plan: merge", merge_runs, merging):
         return failed
-    _commit(config, metadata, [part.first_shard for part in parts])
+    _commit(job, metadata, [part.first_shard for part in parts])
     return {}
 
 
-def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
+def _merged(job: PlanJob, count: int) -> npt.NDArray[np.bool_]:
     """(files,) whether each file of the plan is there, from this job."""
-    folder = config["folder"]
-    names = set(disk.list_names(folder, ".parquet"))
+    names = set(disk.list_names(job.folder, ".parquet"))
     done = []
     for number in range(count):
-        path = shards_file(folder, number)
+        path = shards_file(job.folder, number)
         is_there = path.rpartition("/")[2] in names
-        done.append(is_there and disk.read_metadata(path).get("job") == config["job"])
+        done.append(is_there and disk.read_metadata(path).get("job") == job.id)
         if is_there and not done[-1]:
             # It is of a plan of other pairs that was not completed.
-            PoolWriter.of_config(config).remove(path)
+            job.out.remove(path)
     return np.array(done, dtype=bool)
 
 
-def _commit(
-    config: Config,
-    metadata: dict[str, Any],
-    first_shards: Sequence[int],
-) -> None:
+def _commit(job: PlanJob, metadata: dict[str, Any], first_shards: Sequence[int]) -> None:
     """Write shards.parquet and, of a round behind the first, retried.parquet; then plan.json."""
-    folder, out = config["folder"], PoolWriter.of_config(config)
-    shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, len(first_shards))])
+    folder, out = job.folder, job.out
+    shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(job, len(first_shards))])
     out.write_parquet(disk.join(folder, "shards.parquet"), shards)
-    if config["round"]:
-        _write_retried(config, len(first_shards))
+    if job.round:
+        _write_retried(job, len(first_shards))
     document = {
         **metadata,
         "shards": len(shards),
         "rows": int(shards["rows"].to_numpy().sum()),
-        "first_shard": config["first_shard"],
+        "first_shard": job.first_shard,
         "files": first_shards,  # of each file
     }
     out.write_json(plan_json(folder), document, sealed=True)
@@ -753,20 +782,20 @@ def _commit(
     logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
 
 
-def _shard_tables(config: Config, files: int) -> Iterator[pa.Table]:
+def _shard_tables(job: PlanJob, files: int) -> Iterator[pa.Table]:
     """The rows of SHARDS of each file of a round, from their footers."""
-    paths = [shards_file(config["folder"], number) for number in range(files)]
+    paths = [shards_file(job.folder, number) for number in range(files)]
     for number, footer in enumerate(in_threads(disk.read_metadata, paths, THREADS)):
         count = len(footer["sizes"])
-        shards = np.arange(count) + config["first_shard"] + footer["first_shard"]
-        groups = footer["groups"] if config["groups"] else shards
+        shards = np.arange(count) + job.first_shard + footer["first_shard"]
+        groups = footer["groups"] if job.groups else shards
         columns = [shards, groups, footer["sizes"], footer["ids"]]
         yield pa.table([*columns, np.full(count, number), np.arange(count)], schema=SHARDS)
 
 
-def _write_retried(config: Config, files: int) -> None:
+def _write_retried(job: PlanJob, files: int) -> None:
     """retried.parquet: the keys that this round retries, ascending."""
-    paths = [shards_file(config["folder"], number) for number in range(files)]
+    paths = [shards_file(job.folder, number) for number in range(files)]
     rows = stream((disk.read_parquet(path, ["retry_of"]) for path in paths), RETRY_OF)
     asked = "SELECT retry_of::BIGINT AS key FROM rows WHERE retry_of IS NOT NULL ORDER BY key"
     keys = select(asked, rows=rows)
@@ -777,8 +806,7 @@ def _write_retried(config: Config, files: int) -> None:
         ) as writer:
             for batch in keys:
                 writer.write_batch(batch)
-        path = disk.join(config["folder"], "retried.parquet")
-        PoolWriter.of_config(config).publish(staged, path)
+        job.out.publish(staged, disk.join(job.folder, "retried.parquet"))
 
 
 def _scratch(layout: PoolLayout) -> str:

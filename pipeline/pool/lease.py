@@ -26,10 +26,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -237,21 +236,12 @@ class LeaseRecord:
 class PoolWriter:
     """Writes into a pool under a lease: LeaseLost where another command has taken it over.
 
-    Plain data, which tickets carry from the command to its workers. Without a fence there is no
+    Plain data, which jobs carry from the command to its workers. Without a fence there is no
     lease to lose: of a folder without a pool, or one that no other process knows.
     """
 
     pool: str
     fence: int | None = None  # the number of the lease
-
-    @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> PoolWriter:
-        """The writer of a worker, from the config of its stage."""
-        return cls(config["pool"], config.get("fence"))
-
-    def config(self) -> dict[str, Any]:
-        """What the config of a stage has of it: {"pool", "fence"}."""
-        return {"pool": self.pool, "fence": self.fence}
 
     @property
     def layout(self) -> PoolLayout:

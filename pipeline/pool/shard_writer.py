@@ -35,7 +35,7 @@ from clipmill.manifests.layout import (
     revised_name,
     shard_name,
 )
-from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.pool.lease import PoolWriter, publication_lock, read_commit_record
 from clipmill.pipeline.pool.tars import BLOCK
@@ -98,6 +98,19 @@ def _quoted(column: pa.ChunkedArray) -> pa.Array:
 
 
 MAX_LEFTOVERS = 10  # revisions of unfinished publications that are passed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardJob:
+    """What all tickets of a stage that leaves shards have in common: it fetches, reads or adopts
+    the images of a recipe."""
+
+    out: PoolWriter
+    recipe: Recipe
+    # Of a source of kind image_table: the content of each of its files, by its absolute path
+    contents: Mapping[str, Mapping[str, Any]] | None = None
+    decoders: int | None = None  # child processes of a worker; None: one per core
+    replace: bool = False  # make committed shards again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from clipmill.manifests.records import ScoreSetDocument, read_document
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.manifests.text import printable
 from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Work
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import staged_file
 
@@ -426,6 +426,14 @@ def _metadata_of(
 # --- bundles ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOf:
+    """The payload of a ticket: a set and the shards of one bundle."""
+
+    set_name: str
+    shards: tuple[int, ...]
+
+
 def make_bundles(
     out: PoolWriter, commits: Commits, sets: Sequence[str], engine: Engine
 ) -> dict[str, str]:
@@ -439,28 +447,24 @@ def make_bundles(
             shards = commits.shards[positions.start : positions.stop].tolist()
             number = f"{bundle_number(shards[0]):05d}"
             if number in there or bundle_name(shards[0]) not in there:
-                payload = {"set": name, "shards": shards}
-                tickets.append(Ticket(id=f"{name}/{number}", group=number, payload=payload))
+                bundle = BundleOf(set_name=name, shards=tuple(shards))
+                tickets.append(Ticket(id=f"{name}/{number}", group=number, payload=bundle))
     if not tickets:
         return {}
     logger.info("%d bundles of a thousand shards to make", len(tickets))
-    stage = Stage(name="bundle", work=make_bundle_worker, config=out.config())
+    stage = Stage(name="bundle", work=make_bundle_worker, job=out)
     if len(tickets) <= FEW_BUNDLES:
         engine = "inline"
     return dict(execute(stage, tickets, engine=engine).failed)
 
 
-def make_bundle_worker(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage: {"pool", "fence"} of `PoolWriter`.
-
-    A ticket names a set and the shards of one bundle.
-    """
-    out = PoolWriter.of_config(config)
+def make_bundle_worker(out: PoolWriter) -> Work:
+    """Factory of the stage."""
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        shards = list(ticket.payload["shards"])
-        write_bundle(out, str(ticket.payload["set"]), shards)
-        return {"shards": len(ticket.payload["shards"])}
+        bundle: BundleOf = ticket.payload
+        write_bundle(out, bundle.set_name, bundle.shards)
+        return {"shards": len(bundle.shards)}
 
     return work
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clipmill.filters import FILTERS, Instance, specs_of_recipe, worker_spec
+from clipmill.filters import FILTERS, Instance, WorkerSpec, specs_of_recipe
 from clipmill.filters.base import Filter, FilterBase, PoolFilter, options_of
 from clipmill.filters.columns import valid_in_all
 from clipmill.filters.table import Table
@@ -36,7 +36,7 @@ from clipmill.pipeline.scoring.score_sets import (
     scored_shards,
     shards_with_rows,
 )
-from clipmill.pipeline.scoring.worker import ScoreWorker
+from clipmill.pipeline.scoring.worker import ScoredSet, ScoreJob, ScoreWorker
 
 logger = logging.getLogger(__name__)
 
@@ -227,19 +227,19 @@ def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     logger.info("%s: %d of %d shards to score", shown, len(tickets), len(run.commits))
     if not len(tickets):
         return {}
-    specs: dict[str, Any] = {}
+    sets = {}
     for job in jobs:
-        specs[job.name] = {
-            "filter": worker_spec(job.instance),
-            "reads": {name: list(columns) for name, columns in job.columns.items()},
-            "fingerprint": fingerprint if job.whole_pool else None,
-        }
+        sets[job.name] = ScoredSet(
+            filter=WorkerSpec.of(job.instance),
+            reads=job.columns,
+            fingerprint=fingerprint if job.whole_pool else None,
+        )
     filters = [job.instance.filter for job in jobs]
     on_gpu = run.engine != "inline" and any(_has_gpu(each, run.engine) for each in filters)
     stage = Stage(
         name="score",
         work=ScoreWorker,
-        config={**run.out.config(), "filters": specs},
+        job=ScoreJob(out=run.out, sets=sets),
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
         measure=measure_scored,
     )
@@ -284,7 +284,7 @@ def _tickets(commits: Commits, lacking: Mapping[str, np.ndarray[Any, Any]]) -> T
         position = int(shards[number])
         names = [name for name, lacks in zip(sets, lacks_set[:, position], strict=True) if lacks]
         shard = shard_name(int(commits.shards[position]))
-        return Ticket(id=shard, group=shard, payload={"sets": names})
+        return Ticket(id=shard, group=shard, payload=tuple(names))
 
     return Tickets(np.arange(len(shards)), make)
 

@@ -20,7 +20,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipmill.filters import Instance, instance_of_worker_spec
+from clipmill.filters import Instance, WorkerSpec
 from clipmill.filters.base import Batch, Filter
 from clipmill.filters.columns import WrongColumns, aligned, arrow_columns, valid_in_all
 from clipmill.filters.picture import FRAMES, PIXELS
@@ -281,23 +281,36 @@ class _SetOfShard:
         return pa.table(arrays)
 
 
-class ScoreWorker:
-    """The filters of a pass, loaded. A call with a ticket {"sets": […]} writes the columns of
-    the shard `ticket.id`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredSet:
+    """A score set of a pass."""
 
-    config: {"pool", "fence" of `PoolWriter`, "filters": {NAME@ID: {"filter": its worker_spec,
-    "reads": {NAME@ID: columns}, "fingerprint": that of the pool where the columns depend on it}}}.
+    filter: WorkerSpec
+    reads: Mapping[str, Sequence[str]] = field(default_factory=dict)  # NAME@ID -> its columns
+    fingerprint: str | None = None  # of the pool, where the columns depend on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreJob:
+    """What all tickets of a pass have in common."""
+
+    out: PoolWriter
+    sets: Mapping[str, ScoredSet]  # by NAME@ID
+
+
+class ScoreWorker:
+    """The filters of a pass, loaded. A call with a ticket, whose payload names sets, writes the
+    columns of the shard `ticket.id`.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.out = PoolWriter.of_config(config)
+    def __init__(self, job: ScoreJob) -> None:
+        self.out, self.sets = job.out, job.sets
         self.layout, self._table = self.out.layout, Pool.of_tickets(self.out.pool)
         self.filters: dict[str, Instance] = {}
-        self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
         # shard -> {NAME@ID: its scored rows}, of shards for which another filter failed
         self._written: dict[str, dict[str, int]] = {}
-        for name, spec in self.specs.items():
-            self.filters[name] = instance_of_worker_spec(spec["filter"])
+        for name, of_set in self.sets.items():
+            self.filters[name] = of_set.filter.instance()
             self.filters[name].filter.setup()
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
@@ -307,7 +320,7 @@ class ScoreWorker:
         scored = self._written.pop(shard, {})
         sets = {}
         needs: set[str] = set()
-        for name in ticket.payload["sets"]:
+        for name in ticket.payload:
             if name not in scored:
                 columns = self._columns_read(name, table, shard)
                 sets[name] = _SetOfShard(self.filters[name], columns)
@@ -324,7 +337,7 @@ class ScoreWorker:
             if each.problem is not None:
                 continue
             metadata = {**shared, "seconds": round(each.seconds, 3)}
-            if fingerprint := self.specs[name].get("fingerprint"):
+            if fingerprint := self.sets[name].fingerprint:
                 metadata["pool"] = fingerprint
             scored[name] = self._write(name, shard, each.table(rows.num_rows), metadata)
         problems = [each.problem for each in sets.values() if each.problem is not None]
@@ -360,8 +373,8 @@ class ScoreWorker:
 
     def _columns_read(self, name: str, pool: Pool, shard: str) -> dict[str, pa.Array]:
         """The columns of other sets that a filter reads, for all rows of a shard."""
-        reads = self.specs[name].get("reads", {})
-        sets = {column: read for read, names in reads.items() for column in names}
+        reads = self.sets[name].reads.items()
+        sets = {column: read for read, names in reads for column in names}
         table = pool.read(shard, list(sets), sets)
         return {column: table[column].combine_chunks() for column in sets}
 

@@ -10,12 +10,12 @@ from clipmill.pipeline.executor.tickets import Ticket, Work
 BLOCK = 32 * 2**20
 
 
-def hungry(config: dict[str, Any]) -> Work:
-    """A factory: a ticket with the payload `bomb` fills memory without end."""
+def hungry(job: Any) -> Work:
+    """A factory: a ticket with the payload True fills memory without end."""
 
     def work(ticket: Ticket) -> dict[str, Any]:
         blocks = []
-        while ticket.payload.get("bomb"):
+        while ticket.payload:
             blocks.append(b"x" * BLOCK)
             time.sleep(0.02)  # Ray looks at memory four times a second
         return {"id": ticket.id}

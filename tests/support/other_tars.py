@@ -10,8 +10,10 @@ from PIL import Image
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR
-from clipmill.manifests.schema import Source
+from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import ShardJob
 from tests.support.commit_records import read_commit_records
 from tests.support.sidecars import read_sidecar
 
@@ -34,12 +36,17 @@ def pack(path, members, kind=tarfile.GNU_FORMAT):
     return path
 
 
-def take(pool, *paths, fetch=None, **source):
+def adoption(pool, source, **fetch):
+    """The job of the stage that adopts the tars of a source."""
+    recipe = Recipe(name="tars", source=source, fetch=Fetch(**fetch))
+    return ShardJob(out=PoolWriter(str(pool)), recipe=recipe)
+
+
+def take(pool, *paths, fetch=None, **columns):
     """Adopt tars into a pool; the commit records."""
-    work = adopt_tars({"pool": str(pool), "fetch": fetch or {}})
-    members = [
-        work(t) for t in tar_tickets(Source(kind="shards", paths=tuple(map(str, paths)), **source))
-    ]
+    source = Source(kind="shards", paths=tuple(map(str, paths)), **columns)
+    work = adopt_tars(adoption(pool, source, **(fetch or {})))
+    members = [work(ticket) for ticket in tar_tickets(source)]
     for record in members:
         assert record["count"] == record["successes"] + sum(record["reasons"].values())
         written = read_commit_records(str(pool))[record["shard"]]

@@ -59,20 +59,20 @@ def die_at(marks: str, point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying_stage(marks: str, *, name: str, work: Any, config: Any, **options: Any) -> Stage:
+def dying_stage(marks: str, *, name: str, work: Any, job: Any, **options: Any) -> Stage:
     """A stage whose workers die at a ticket, once for each mark with the name of its factory."""
     factory = [work.__module__, work.__qualname__]
-    config = {"of": factory, "marks": marks, "config": config}
-    return Stage(name=name, work=dying, config=config, **options)
+    dying_job = {"of": factory, "marks": marks, "job": job}
+    return Stage(name=name, work=dying, job=dying_job, **options)
 
 
-def dying(config: dict[str, Any]) -> Callable[[Ticket], Any]:
+def dying(job: dict[str, Any]) -> Callable[[Ticket], Any]:
     """Factory of `dying_stage`."""
-    module, name = config["of"]
-    work = getattr(importlib.import_module(module), name)(config["config"])
+    module, name = job["of"]
+    work = getattr(importlib.import_module(module), name)(job["job"])
 
     def die_or_work(ticket: Ticket) -> Any:
-        die_at(config["marks"], name)
+        die_at(job["marks"], name)
         return work(ticket)
 
     return die_or_work

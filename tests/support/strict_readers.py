@@ -13,7 +13,7 @@ from clipmill.pipeline.audit.integrity import audit_pool
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support import malformed_tars
-from tests.support.other_tars import Members, pack
+from tests.support.other_tars import Members, adoption, pack
 
 SAMPLES = 60
 
@@ -39,10 +39,10 @@ def webdataset_samples(tar: Path) -> tuple[list[dict[str, Any]], str]:
 
 def adopted(tar: Path, pool: Path) -> tuple[int, str]:
     """(samples that are taken, what clipmill says: the error, reasons of rows, or problems)."""
-    work = adopt_tars({"pool": str(pool), "fetch": {}})
     try:
-        [ticket] = tar_tickets(Source(kind="shards", paths=(str(tar),)))
-        record = work(ticket)
+        source = Source(kind="shards", paths=(str(tar),))
+        [ticket] = tar_tickets(source)
+        record = adopt_tars(adoption(pool, source))(ticket)
     except (ValueError, OSError) as error:
         return 0, str(error)
     if record["reasons"]:

@@ -23,6 +23,7 @@ from clipmill.pipeline.pool.shard_writer import member_block
 from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands, plans
 from tests.support.commit_records import pool_fingerprint, read_commit_records
+from tests.support.other_tars import adoption, take
 from tests.support.pairs import write_part
 from tests.support.small_pool import Row, make_pool
 
@@ -100,8 +101,7 @@ def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> 
     members = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
     tar.write_bytes(members + bytes(1024))
     pool = str(tmp_path / "pool")
-    for ticket in tar_tickets(Source(kind="shards", paths=(str(tar),))):
-        adopt_tars({"pool": pool})(ticket)
+    take(pool, tar)
     assert audit_pool(pool).is_fine
     tar.write_bytes(members.replace(b"words", b"sword") + bytes(1024))  # of the same size
     audit = audit_pool(pool, verify_files=True)
@@ -278,7 +278,7 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     source = Source(kind="shards", paths=(str(tmp_path / "*.tar"),))
     disk.write_json(PoolLayout(pool).recipe_json, Recipe(name="r", source=source))
-    work = adopt_tars({"pool": pool})
+    work = adopt_tars(adoption(pool, source))
     for done, ticket in enumerate(tar_tickets(source), 1):
         work(ticket)
         counts = count_pool(pool)

@@ -26,7 +26,7 @@ from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
-from clipmill.pipeline.shuffle import stream
+from clipmill.pipeline.shuffle import ShardUnit, stream
 from clipmill.pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
@@ -343,8 +343,8 @@ def test_columns_of_two_shards(tmp_path: Path) -> None:
     table = pa.table({"often": pa.array([7, None, 9]), "often_share": pa.array([0.5, 0.6, 0.7])})
     ids = np.array([1 << 32 | 2, 1, 0], np.uint64)
     job.exchange(cross_row.VALUES).write(0, table, ids)
-    work = cross_row.gather({"job": disk.to_plain(job)})
-    ticket = Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1]})
+    work = cross_row.gather(job)
+    ticket = Ticket(id="g", group="g", payload=ShardUnit(number=0, shards=(0, 1)))
     assert work(ticket) == {"scored": {"many@1": 2}}
     path = PoolLayout(pool).score_part("many@1", 0)
     first = disk.read_parquet(path)
@@ -358,7 +358,7 @@ def test_columns_of_two_shards(tmp_path: Path) -> None:
     assert metadata["uids"] == uids_checksum(read_sidecar(pool, 0)["uid"])
     assert (metadata["rows"], metadata["stored"], metadata["scored"]) == (5, 4, 1)
     with pytest.raises(FileNotFoundError):
-        work(Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1, 2]}))
+        work(Ticket(id="g", group="g", payload=ShardUnit(number=0, shards=(0, 1, 2))))
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)

@@ -133,7 +133,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def echo(config: dict[str, Any]) -> Work:
+def echo(job: Any) -> Work:
     """A factory: the work returns the payload."""
     return lambda ticket: ticket.payload
 
@@ -141,7 +141,7 @@ def echo(config: dict[str, Any]) -> Work:
 class Telling:
     """Work that tells of a running ticket and a slow host."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, job: Any) -> None:
         self.report = WorkerReport({"t0": Measure(total=4, rows=1, stored=1)})
         self.report.losses.add("slow.example", 9.0, "deadline")
 

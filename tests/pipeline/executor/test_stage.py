@@ -55,7 +55,7 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         one = Stage(
             name="s",
             work=factory,
-            config={"log": str(log)},
+            job={"log": str(log)},
             **changes,
         )
         todo = [
@@ -74,19 +74,19 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 # --- what the workers do --------------------------------------------------------------------------
 
 
-def note(config: dict[str, Any], *words: str) -> None:
-    with open(config["log"], "a") as f:
+def note(job: dict[str, Any], *words: str) -> None:
+    with open(job["log"], "a") as f:
         f.write(" ".join(words) + "\n")
 
 
-def obedient(config: dict[str, Any]) -> Work:
+def obedient(job: dict[str, Any]) -> Work:
     """Does what the payload says."""
-    note(config, "factory")
+    note(job, "factory")
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        note(config, "begin", ticket.group, ticket.id, str(os.getpid()))
+        note(job, "begin", ticket.group, ticket.id, str(os.getpid()))
         time.sleep(ticket.payload.get("sleep", 0))
-        once = Path(f"{config['log']}.{ticket.id}")
+        once = Path(f"{job['log']}.{ticket.id}")
         if "once" in ticket.payload and once.exists():
             return {"tries": 2}
         once.touch()
@@ -96,28 +96,28 @@ def obedient(config: dict[str, Any]) -> Work:
             os.kill(os.getpid(), signal.SIGKILL)
         if ticket.payload.get("do") == "return a set":
             return {"set": {1, 2}}
-        note(config, "end", ticket.group, ticket.id, str(os.getpid()))
+        note(job, "end", ticket.group, ticket.id, str(os.getpid()))
         return {"id": ticket.id, "pair": (1, 2)}
 
     return work
 
 
 class Tidy:
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
-        note(self.config, "closed")
+        note(self.job, "closed")
 
 
-def refusing(config: dict[str, Any]) -> None:
+def refusing(job: dict[str, Any]) -> None:
     raise ValueError("user_agent is missing; set fetch.user_agent")
 
 
-def broken(config: dict[str, Any]) -> None:
+def broken(job: dict[str, Any]) -> None:
     raise OSError("no weights")
 
 
@@ -286,11 +286,11 @@ def test_bad_input_is_refused(on: Run) -> None:
 # --- Ray ------------------------------------------------------------------------------------------
 
 
-def reads_a_pipe(config: dict[str, Any]) -> Work:
+def reads_a_pipe(job: dict[str, Any]) -> Work:
     """Opens a pipe that nobody writes to, where the payload names one that is there."""
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        note(config, "begins", ticket.id)
+        note(job, "begins", ticket.id)
         if os.path.exists(pipe := ticket.payload.get("pipe", "")):
             os.open(pipe, os.O_RDONLY)
         return {"pid": os.getpid()}
@@ -379,7 +379,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
         "from clipmill.pipeline.executor.tickets import *\n"
         "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
-        "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"
+        "work = Stage(name='s', work=obedient, job={'log': sys.argv[1]})\n"
         "print(execute(work, tickets, engine='ray').done)\n"
         "from clipmill.manifests.ray_runtime import disconnect; disconnect()"
     )

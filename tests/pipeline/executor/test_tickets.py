@@ -25,7 +25,6 @@ from clipmill.pipeline.executor.tickets import (
     Worker,
     check_ready,
     error_line,
-    ticket_json,
 )
 from clipmill.pipeline.progress.state import StageCounter
 
@@ -166,7 +165,7 @@ def test_every_ticket_once_in_order_on_one_worker_per_group(seed: int) -> None:
 TRIED: list[tuple[str, float]] = []
 
 
-def failing_once(config: dict[str, Any]) -> Work:
+def failing_once(job: Any) -> Work:
     """The ticket named bad raises in its first try."""
 
     def work(ticket: Ticket) -> dict[str, Any]:
@@ -226,11 +225,11 @@ def test_a_report_counts_all_failures_and_names_a_hundred(
 # A stage names a function that a worker can import, and a worker's answers are plain text.
 
 
-def factory(config: dict[str, Any]) -> Work:
-    """Returns the payload and the config of a ticket."""
+def factory(job: Any) -> Work:
+    """Returns the payload of a ticket and the job."""
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        return {"payload": ticket.payload, "config": config}
+        return {"payload": ticket.payload, "job": job}
 
     return work
 
@@ -238,8 +237,8 @@ def factory(config: dict[str, Any]) -> Work:
 class Failing:
     """A class is a factory too."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
+    def __init__(self, job: Any) -> None:
+        self.job = job
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         raise OSError(f"no space left for {ticket.id}")
@@ -258,7 +257,7 @@ def worker_of(stage: Stage) -> Worker:
 
 def test_an_error_is_one_line_with_the_line_of_our_code() -> None:
     worker = worker_of(Stage(name="s", work=Failing))
-    kind, text = worker.run(ticket_json(Ticket(id="7", group="a")))
+    kind, text = worker.run(Ticket(id="7", group="a"))
     assert kind == "raised"
     assert text.startswith("OSError: no space left for 7 (test_tickets.py:")
     assert error_line(ValueError("the tar is cut off")) == "the tar is cut off"
@@ -272,16 +271,16 @@ def test_a_mistake_is_logged_without_a_traceback_unless_one_is_asked_for(
 ) -> None:
     worker = worker_of(Stage(name="s", work=Refusing))
     monkeypatch.delenv("CLIPMILL_TRACEBACK", raising=False)
-    assert worker.run(ticket_json(Ticket(id="7", group="a"))) == ["raised", "7 is cut off"]
+    assert worker.run(Ticket(id="7", group="a")) == ["raised", "7 is cut off"]
     assert not caplog.records
     monkeypatch.setenv("CLIPMILL_TRACEBACK", "1")
-    worker.run(ticket_json(Ticket(id="7", group="a")))
+    worker.run(Ticket(id="7", group="a"))
     assert caplog.records[0].exc_info
 
 
 def local_function() -> Any:
-    def local(config: dict[str, Any]) -> Work:
-        return factory(config)
+    def local(job: Any) -> Work:
+        return factory(job)
 
     return local
 

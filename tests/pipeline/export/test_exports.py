@@ -50,6 +50,7 @@ from tests.support.exported import (
     tar_members,
     without_scores,
 )
+from tests.support.other_tars import adoption
 from tests.support.small_pool import jpeg, rows, write_shard
 
 
@@ -415,7 +416,7 @@ def adopted(folder: Path) -> str:
                 file.addfile(info, io.BytesIO(content))
     pool = str(folder / "pool")
     source = Source(kind="shards", paths=(str(tar),))
-    stage = Stage(name="adopt", work=adopt_tars, config={"pool": pool})
+    stage = Stage(name="adopt", work=adopt_tars, job=adoption(pool, source))
     assert not execute(stage, tar_tickets(source), engine="inline").failed
     score(PoolWriter(pool), FILTERS, engine="inline")
     choose_views(PoolWriter(pool), Recipe(name="r", source=source, views=(View(name="raw"),)))

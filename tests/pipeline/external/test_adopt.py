@@ -26,7 +26,7 @@ from clipmill.pipeline.pool.lease import remove_uncommitted
 from clipmill.pipeline.pool.tars import Member
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
-from tests.support.other_tars import Members, pack, picture, rows, take
+from tests.support.other_tars import Members, adoption, pack, picture, rows, take
 from tests.support.sidecars import read_sidecar
 
 
@@ -198,7 +198,7 @@ def test_folders_patterns_and_urls(tmp_path: Path) -> None:
 
     def found(*paths: str) -> list[str]:
         tickets = tar_tickets(Source(kind="shards", paths=paths))
-        return [ticket.payload["tar"].rpartition("/")[2] for ticket in tickets]
+        return [ticket.payload.tar.rpartition("/")[2] for ticket in tickets]
 
     assert found(str(tmp_path / "data")) == ["a.tar", "b.tar", "c.tar"]
     named = found(str(tmp_path / "data/[!a]*.tar"), str(tmp_path / "data/a.tar"))
@@ -229,7 +229,7 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
         tar.addfile(tarfile.TarInfo("a.jpg"))
     source = Source(kind="shards", paths=(str(cut), str(packed), str(whole)))
     todo: list[Ticket] = tar_tickets(source)
-    stage = Stage(name="adopt", work=adopt_tars, config={"pool": str(tmp_path / "pool")})
+    stage = Stage(name="adopt", work=adopt_tars, job=adoption(tmp_path / "pool", source))
     done: list[str] = []
     report = execute(stage, todo, engine="inline", on_done=lambda ticket, _: done.append(ticket))
     assert done == [todo[2].id]

@@ -31,17 +31,18 @@ from clipmill.pipeline.fetch.download import (
 from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.planning.plan_files import rows_of_shard
-from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
 from tests.support import plans
 from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part
 from tests.support.sidecars import read_sidecar
 
 
-def config_of(pool: Path, fetch: Fetch, kind: str = "wat") -> dict[str, Any]:
+def job_of(pool: Path, fetch: Fetch, kind: Any = "wat") -> ShardJob:
     """What the stage gives to a worker."""
-    fields = {"pool": str(pool), "fetch": disk.to_plain(fetch)}
-    return fields | {"source_kind": kind, "decoders": 1}
+    recipe = Recipe(name="r", source=Source(kind=kind, paths=("a",)), fetch=fetch)
+    return ShardJob(out=PoolWriter(str(pool)), recipe=recipe, decoders=1)
 
 
 @pytest.fixture
@@ -50,8 +51,7 @@ def workers() -> Iterator[Callable[..., Downloader]]:
     downloaders: list[Downloader] = []
 
     def make(pool: Path, fetch: Fetch, kind: str = "wat") -> Downloader:
-        config = config_of(pool, fetch, kind)
-        downloaders.append(Downloader(json.loads(json.dumps(config))))
+        downloaders.append(Downloader(job_of(pool, fetch, kind)))
         return downloaders[-1]
 
     yield make
@@ -140,7 +140,7 @@ def test_a_committed_shard_is_not_fetched_again(tmp_path: Path, web: Any, worker
     assert workers(tmp_path, fetch)(ticket) == first
     assert web.hits.total() == hits
     with pytest.raises(ValueError, match=r"was written for task .* the plan has other there"):
-        workers(tmp_path, fetch)(Ticket(id="other", group="0", payload={"shard": 0}))
+        workers(tmp_path, fetch)(Ticket(id="other", group="0", payload=ticket.payload))
 
 
 @pytest.mark.slow
@@ -254,9 +254,7 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
         web.hits.clear()
         pool = tmp_path / f"{engine}{ahead}"
         tickets = planned(pool, mixed(7, 120), fetch)
-        work = Stage(
-            name="fetch", work=Downloader, config=config_of(pool, fetch), concurrency=ahead
-        )
+        work = Stage(name="fetch", work=Downloader, job=job_of(pool, fetch), concurrency=ahead)
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
         shards[engine, ahead] = [
@@ -292,8 +290,8 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
 
     tickets = planned(tmp_path, urls, fetch)
     assert len(tickets) >= 3
-    config = config_of(tmp_path, fetch)
-    work = Stage(name="fetch", work=Downloader, config=config, concurrency=len(tickets))
+    job = job_of(tmp_path, fetch)
+    work = Stage(name="fetch", work=Downloader, job=job, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "add", record_time)
         report = execute(work, tickets, engine="inline")
@@ -336,8 +334,8 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
     ] + [str(folder)]
     fetch = Fetch(image_size=32, max_bytes=4096, rows_per_shard=10)
     [ticket] = planned(tmp_path / "pool", urls, fetch, "files")
-    config = config_of(tmp_path / "pool", fetch, "files")
-    stage = Stage(name="fetch", work=Downloader, config=config)
+    job = job_of(tmp_path / "pool", fetch, "files")
+    stage = Stage(name="fetch", work=Downloader, job=job)
     done: dict[str, Any] = {}
     report = execute(stage, [ticket], engine="inline", on_done=done.__setitem__)
     assert report.failed == {}

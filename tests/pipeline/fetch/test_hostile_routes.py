@@ -21,6 +21,8 @@ from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.fetch import guard, request, sites
 from clipmill.pipeline.fetch.download import Downloader
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import ShardJob
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
@@ -94,13 +96,9 @@ def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
 
 def commit(pool: Path, ticket: Ticket, settings: Fetch) -> None:
     """Download and commit the shard of a ticket."""
-    config = {
-        "pool": str(pool),
-        "fetch": json.loads(json.dumps(disk.to_plain(settings))),
-        "source_kind": "wat",
-        "decoders": 1,
-    }
-    downloader = Downloader(config)
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
+    job = ShardJob(out=PoolWriter(str(pool)), recipe=recipe, decoders=1)
+    downloader = Downloader(job)
     try:
         downloader(ticket)
     finally:

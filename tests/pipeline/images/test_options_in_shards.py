@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
 from tests.support.pairs import write_part
@@ -94,13 +93,8 @@ def test_options_on_their_way_to_the_sidecar(
     source = Source(kind="table", paths=("t.parquet",), extra_columns=columns)
     recipe = Recipe(name="r", source=source, fetch=Fetch(**options))
     [task] = plans.planned(pool, recipe)
-    config = {
-        "pool": pool,
-        "fetch": disk.to_plain(recipe.fetch),
-        "source_kind": "files",
-        "decoders": 1,
-    }
-    worker = Downloader(json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra})))
+    local = replace(recipe, source=replace(source, kind="files"))
+    worker = Downloader(ShardJob(out=PoolWriter(pool), recipe=local, decoders=1))
     try:
         worker(plans.ticket(pool, task))
     finally:

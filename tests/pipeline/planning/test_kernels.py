@@ -119,7 +119,7 @@ def test_files_hold_every_shard_once_and_the_cells_that_have_its_rows(
         for row in range(rows):
             cell_rows[own[row * 7 % len(own)]] += 1
     _, sizes = shard_sizes(counts, per_shard)
-    parts = file_parts(sizes, cell_rows, per_file)
+    parts = file_parts(np.arange(len(sizes)), sizes, cell_rows, per_file)
     shards = [shard for part in parts for shard in range(part.first_shard, part.end_shard)]
     assert shards == list(range(len(sizes)))
     starts = np.concatenate([[0], np.cumsum(cell_rows)])
@@ -133,7 +133,8 @@ def test_files_hold_every_shard_once_and_the_cells_that_have_its_rows(
 
 
 def test_a_file_has_a_bounded_number_of_shards() -> None:
-    parts = file_parts(np.ones(1000, np.int64), np.array([1000]), 10**6)
+    ones = np.ones(1000, np.int64)
+    parts = file_parts(ones, ones, np.array([1000]), 10**6)
     assert [part.end_shard - part.first_shard for part in parts] == [256, 256, 256, 232]
     assert SHARDS_PER_FILE == 256
 

@@ -23,7 +23,6 @@ from clipmill.pipeline.planning.plan_files import (
     read_plan,
     read_row_group,
     read_shard,
-    read_ticket,
     rows_of_shard,
 )
 from clipmill.pipeline.planning.planner import settings_hash, write_given_plan, write_plan
@@ -59,8 +58,8 @@ def test_shards_rows_and_tickets(tmp_path: Path) -> None:
     for ticket, number in zip(tickets, asked.tolist(), strict=True):
         each = expected[number]
         assert (ticket.id, ticket.group) == (each.shard.id, str(each.shard.group))
-        assert ticket.payload["shard"] == number
-        rows, retry_of = read_ticket(ticket.payload)
+        assert ticket.payload.shard == number
+        rows, retry_of = ticket.payload.read()
         assert [pair.uid for pair in rows] == TABLE["uid"].take(each.rows).to_pylist()
         assert retry_of == [None] * len(rows)
         assert (rows, retry_of) == read_shard(pool, number)
@@ -175,7 +174,7 @@ def test_shards_and_rows_stay_as_they_are_given(tmp_path: Path) -> None:
     assert pairs[0].extra is None
     assert retried == [None] * 5
     location = plan.location(2)
-    assert len(read_row_group(location["file"], location["row_group"])) == 1
+    assert len(read_row_group(location.file, location.row_group)) == 1
     assert group_count(pool) == 2
     document = disk.read_json(PoolLayout(pool).plan_round(0) + "/plan.json")
     assert lock_of_plan(pool) == ("the-lock", document["recipe"])

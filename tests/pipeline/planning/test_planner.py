@@ -14,6 +14,7 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.crawl.crawler import Block
 from clipmill.pipeline.executor import tickets
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.planning import planner
@@ -442,13 +443,12 @@ def test_all_transient_rows_are_retried_once(
 def test_a_part_with_fewer_rows_than_its_footer_said_is_named(tmp_path: Path) -> None:
     pool = str(tmp_path)
     audited.write_pairs(pool)
-    config = {
-        "pool": pool, "scratch": str(tmp_path / "s"), "job": "j", "extra_columns": {},
-        "locked": False, "by_row_group": False, "group_count": 1, "runs": 2, "fence": None,
-    }  # fmt: skip
-    work = sort_pairs(config)
-    assert work(Ticket(id="a", group="a", payload={"number": 0, "ranges": [[0, 3, 9]]})) == {
-        "rows": 6
-    }
+    job = planner.PlanJob(
+        out=PoolWriter(pool), recipe=audited.RECIPE, id="j", round=0, is_retry=False, groups=1,
+        first_shard=0, rows_per_file=9, runs=2,
+    )  # fmt: skip
+    work = sort_pairs(job)
+    some = Block(number=0, first=0, ranges=((0, 3, 9),))
+    assert work(Ticket(id="a", group="a", payload=some)) == {"rows": 6}
     with pytest.raises(AssertionError, match=r"part-00000\.parquet has 24 rows, not 99"):
-        work(Ticket(id="b", group="b", payload={"number": 1, "ranges": [[0, 0, 99]]}))
+        work(Ticket(id="b", group="b", payload=Block(number=1, first=0, ranges=((0, 0, 99),))))

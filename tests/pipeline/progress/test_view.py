@@ -75,7 +75,7 @@ def seven_rows(result: object) -> Measure:
 
 def run_tickets(count: int = 4, **config: float) -> None:
     tickets = [Ticket(id=f"t{i}", group=str(i)) for i in range(count)]
-    stage = Stage(name="work", work=sleeping, config=config, measure=seven_rows, concurrency=2)
+    stage = Stage(name="work", work=sleeping, job=config, measure=seven_rows, concurrency=2)
     execute(stage, tickets, engine="inline")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from clipmill.filters import FILTERS, instances_of, worker_spec
+from clipmill.filters import FILTERS, WorkerSpec, instances_of
 from clipmill.filters.base import Batch, Columns, Filter
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
@@ -18,7 +18,7 @@ from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
-from clipmill.pipeline.scoring.worker import ScoreWorker
+from clipmill.pipeline.scoring.worker import ScoredSet, ScoreJob, ScoreWorker
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
 
@@ -124,10 +124,10 @@ def test_a_row_with_a_value_of_another_type_costs_one_value(tmp_path: Path) -> N
 def test_lists_keep_the_size_that_the_options_give_them(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     instance = instances_of([FilterSpec(name="wide", options={"width": 4})])["wide"]
-    filters = {"wide@1": {"filter": worker_spec(instance)}}
-    worker = ScoreWorker({"pool": pool, "filters": filters})
+    sets = {"wide@1": ScoredSet(filter=WorkerSpec.of(instance))}
+    worker = ScoreWorker(ScoreJob(out=PoolWriter(pool), sets=sets))
 
-    result = worker(Ticket(id="00000", group="0", payload={"sets": ["wide@1"]}))
+    result = worker(Ticket(id="00000", group="0", payload=("wide@1",)))
     assert result == {"scored": {"wide@1": 8}}
     table = disk.read_parquet(PoolLayout(pool).score_part("wide@1", 0))
     assert table.schema.field("wide").type == pa.list_(pa.float16(), 4)

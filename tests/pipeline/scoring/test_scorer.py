@@ -330,11 +330,11 @@ def test_the_tickets_of_a_million_shards_are_made_one_at_a_time(tmp_path: Path) 
     lacking = {name: ~np.array(flags) for name, flags in scored.items()}
     tickets = scorer._tickets(read_commits(pool), lacking)
     assert isinstance(tickets, Tickets)
-    made = [(ticket.id, ticket.group, ticket.payload["sets"]) for ticket in tickets]
+    made = [(ticket.id, ticket.group, ticket.payload) for ticket in tickets]
     assert made == [
-        ("00001", "00001", ["a@1"]),
-        ("00002", "00002", ["b@1"]),
-        ("00003", "00003", ["a@1", "b@1"]),
+        ("00001", "00001", ("a@1",)),
+        ("00002", "00002", ("b@1",)),
+        ("00003", "00003", ("a@1", "b@1")),
     ]
 
 
