@@ -27,7 +27,7 @@ import contextlib
 import functools
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,8 +47,7 @@ from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.ray_runtime import Engine
-from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.executor.tickets import Ticket, Work, WorkFactory
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.progress.state import measure_scored
@@ -56,10 +55,13 @@ from clipmill.pipeline.shuffle import (
     PLACE,
     UID_BYTES,
     Exchange,
+    Mask,
     Places,
     ShardUnit,
+    Step,
+    are_there,
     database,
-    numbered_tickets,
+    run_steps,
     stream,
 )
 
@@ -607,17 +609,7 @@ def gather(job: PoolJob) -> Work:
 # shards are written last and the folder is removed when all are there.
 
 
-Mask = NDArray[np.bool_]
-Factory = Callable[[PoolJob], Work]
 ONCE = np.ones(1, np.bool_)
-
-
-class _Failed(Exception):
-    """A stage has failed tickets."""
-
-    def __init__(self, failed: dict[str, str]) -> None:
-        super().__init__(failed)
-        self.failed = failed
 
 
 def compute(
@@ -628,21 +620,17 @@ def compute(
     gpus: that each worker of a filter with a model asks of Ray. LeaseLost where another command has
     taken the pool over.
     """
-    run = _Compute(commits, job, engine, gpus)
-    try:
-        run.begin()
-        run.rows_to_partitions()
-        if run.filter.linked:
-            run.groups()
-        else:
-            run.judge()
-        run.gather(lacking)
-    except _Failed as stopped:
-        if any("is damaged" in reason for reason in stopped.failed.values()):
-            run.remove_scratch()  # of a kill or of another's pool: the next command begins anew
-        return stopped.failed
-    run.remove_scratch()
-    return {}
+    own = f"scores-{job.set_name}-"
+    path, begun = disk.join(job.folder, "job.json"), None
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        begun = disk.read_json(path)
+    if begun != job.identity():  # of the pool as it was, or divided otherwise
+        remove_transient(job.out, own)
+        job.out.write_json(path, job.identity())
+    failed = run_steps(_steps(commits, job, lacking, gpus), engine)
+    if not failed or any("is damaged" in reason for reason in failed.values()):
+        remove_transient(job.out, own)  # damaged by a kill or another's: the next one begins anew
+    return failed
 
 
 def remove_transient(out: PoolWriter, prefix: str = "") -> None:
@@ -667,101 +655,32 @@ def _remove_folder(folder: str) -> None:
         disk.remove(disk.join(folder, name))
 
 
-class _Compute:
-    """The stages of one job."""
+def _steps(commits: Commits, job: PoolJob, lacking: Mask, gpus: float) -> Iterator[Step]:
+    """The steps of a job. Those that call the filter's model ask for `gpus`."""
+    filter_ = filter_of(job)[1]
 
-    def __init__(self, commits: Commits, job: PoolJob, engine: Engine, gpus: float) -> None:
-        self.commits, self.job, self.engine, self.gpus = commits, job, engine, gpus
-        _, self.filter = filter_of(job)
+    def unit(number: int) -> ShardUnit:
+        shards = commits.shards[job.bounds[number] : job.bounds[number + 1]]
+        return ShardUnit(number=number, shards=tuple(shards.tolist()))
 
-    def begin(self) -> None:
-        """Remove the files of another job for this set: of the pool as it was, or divided
-        otherwise."""
-        path = disk.join(self.job.folder, "job.json")
-        identity = self.job.identity()
-        if disk.exists(path):
-            with contextlib.suppress(ValueError):
-                if disk.read_json(path) == identity:
-                    return
-        self.remove_scratch()
-        self.job.out.write_json(path, identity)
+    def step(name: str, work: WorkFactory, lacks: Mask, **options: Any) -> Step:
+        return Step(name=f"{job.filter.name}: {name}", work=work, job=job, lacks=lacks, **options)
 
-    def remove_scratch(self) -> None:
-        """Remove what the tickets of this set left."""
-        remove_transient(self.job.out, f"scores-{self.job.set_name}-")
-
-    def rows_to_partitions(self) -> None:
-        """Summarise, combine and route."""
-        units = self.job.units
-        if self.filter.summarised:
-            written = self._there(summary_path(self.job, n) for n in range(units))
-            is_combined = self._there([state_path(self.job)])
-            if not is_combined.all():
-                self._over_shards("summarise", summarise, ~written)
-                self._over_partitions("combine", combine, ONCE, is_model=True)
-        routed = self.job.from_shards(ROUTED).written()
-        if self.filter.linked:
-            routed &= self.job.from_shards(MEMBERS).written()
-        self._over_shards("route", route, ~routed)
-
-    def judge(self) -> None:
-        """The values of all partitions."""
-        written = self.job.exchange(VALUES).written()
-        self._over_partitions("judge", judge, ~written, is_model=True)
-
-    def groups(self) -> None:
-        """Near pairs, their components, and the values of all groups."""
-        written = self.job.exchange(EDGES).written()
-        self._over_partitions("links", links, ~written, is_model=True)
-        if not self.job.exchange(STARS, files=1).written().all():
-            self._over_partitions("components", components, ONCE)
-        written = self.job.exchange(GROUPED).written()
-        self._over_partitions("group", group, ~written)
-        written = self.job.exchange(VALUES).written()
-        self._over_partitions("judge groups", judge_groups, ~written, is_model=True)
-
-    def gather(self, lacking: Mask) -> None:
-        """The columns of the shards that lack them."""
-        bounds = self.job.bounds
-        is_todo = [bool(lacking[a:b].any()) for a, b in itertools.pairwise(bounds)]
-        self._over_shards("gather", gather, np.array(is_todo, np.bool_), measured=True)
-
-    # --- stages -----------------------------------------------------------------------------------
-
-    def _there(self, paths: Any) -> Mask:
-        """Which of some files of the job are there. One listing."""
-        names = set(disk.list_names(self.job.folder))
-        return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
-
-    def _over_shards(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
-        bounds, shards = self.job.bounds, self.commits.shards
-
-        def unit(number: int) -> ShardUnit:
-            of_unit = shards[bounds[number] : bounds[number + 1]]
-            return ShardUnit(number=number, shards=tuple(of_unit.tolist()))
-
-        self._run(name, work, numbered_tickets(name, todo, unit), **options)
-
-    def _over_partitions(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
-        self._run(name, work, numbered_tickets(name, todo), **options)
-
-    def _run(
-        self,
-        name: str,
-        work: Factory,
-        tickets: Tickets,
-        *,
-        is_model: bool = False,
-        measured: bool = False,
-    ) -> None:
-        """Run the tickets of a stage. _Failed where one failed."""
-        stage = Stage(
-            name=f"{self.job.filter.name}: {name}",
-            work=work,
-            job=self.job,
-            gpus=self.gpus if is_model else 0,
-            measure=measure_scored if measured else None,
-        )
-        report = execute(stage, tickets, engine=self.engine)
-        if report.failed:
-            raise _Failed(dict(report.failed))
+    if filter_.summarised and not are_there(job.folder, [state_path(job)]).all():
+        summaries = [summary_path(job, number) for number in range(job.units)]
+        lacks = ~are_there(job.folder, summaries)
+        yield step("summarise", summarise, lacks, payload=unit)
+        yield step("combine", combine, ONCE, gpus=gpus)
+    lacks = job.from_shards(ROUTED).lacks()
+    if filter_.linked:
+        lacks |= job.from_shards(MEMBERS).lacks()
+    yield step("route", route, lacks, payload=unit)
+    if filter_.linked:
+        yield step("links", links, job.exchange(EDGES).lacks(), gpus=gpus)
+        yield step("components", components, job.exchange(STARS, files=1).lacks())
+        yield step("group", group, job.exchange(GROUPED).lacks())
+    name, work = ("judge groups", judge_groups) if filter_.linked else ("judge", judge)
+    yield step(name, work, job.exchange(VALUES).lacks(), gpus=gpus)
+    has_lacking = [bool(lacking[a:b].any()) for a, b in itertools.pairwise(job.bounds)]
+    todo = np.array(has_lacking, np.bool_)
+    yield step("gather", gather, todo, payload=unit, measure=measure_scored)

@@ -3,7 +3,8 @@
 Every ticket of one stage leaves a Parquet file, sorted by a number that each row has, its `place`;
 every ticket of the next reads the rows of some places from all files and runs one statement of
 DuckDB over them. The crawl's deduplication, the plan (`pipeline/planning`) and the filters that
-look at the whole pool (`pipeline/cross_row`) exchange rows in this way.
+look at the whole pool (`pipeline/cross_row`) exchange rows in this way. `run_steps` runs the
+tickets of such stages whose files are not there.
 
 Reads and writes `run-NAME-NNNNN.parquet` in a folder that the caller removes.
 
@@ -11,6 +12,7 @@ Invariants, in `tests/pipeline/test_shuffle.py`:
 
 * What goes to a place comes out of it; only the row groups that have it are read.
 * A file is there as a whole or not at all; a lost lease writes nothing.
+* A stage begins when the one before has left all of its files, with those that are not there.
 * A statement over more rows than its memory spills into a scratch folder, and sees no other file.
 * The hash of rows depends neither on their order nor on how often each is there.
 
@@ -23,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,8 +38,11 @@ import pyarrow.parquet as pq
 from clipmill.manifests import disk
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import in_threads
-from clipmill.pipeline.executor.tickets import Ticket, Tickets
+from clipmill.manifests.ray_runtime import Engine
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, WorkFactory
 from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.progress.state import Measurer
 
 if TYPE_CHECKING:
     import duckdb as duckdb
@@ -64,6 +69,12 @@ Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 
+def are_there(folder: str, paths: Sequence[str]) -> Mask:
+    """(paths,) which files of a folder are there. One listing."""
+    names = set(disk.list_names(folder))
+    return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """The files of one exchange."""
@@ -77,11 +88,9 @@ class Exchange:
         """The file of ticket `number`."""
         return disk.join(self.folder, f"run-{self.name}-{number:05d}.parquet")
 
-    def written(self) -> Mask:
-        """(files,) which are there. One listing."""
-        names = set(disk.list_names(self.folder, ".parquet"))
-        paths = [self.path(number) for number in range(self.files)]
-        return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
+    def lacks(self) -> Mask:
+        """(files,) which are not there. One listing."""
+        return ~are_there(self.folder, [self.path(number) for number in range(self.files)])
 
     def write(self, number: int, table: pa.Table, places: Places, **metadata: Any) -> None:
         """Leave the rows of a table at their places; those of one place stay in their order.
@@ -151,20 +160,48 @@ class ShardUnit:
     shards: tuple[int, ...]
 
 
-def numbered_tickets(
-    step: str, todo: Mask, payload: Callable[[int], Any] = lambda number: number
-) -> Tickets:
-    """A ticket for each number of a mask, such as those whose files are not there. `payload`: of a
-    ticket, by its number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One kind of tickets of a job, each of which leaves a file."""
+
+    name: str  # as it is shown
+    work: WorkFactory
+    job: Any
+    lacks: Mask  # (tickets,) True for each whose file is not there: it runs
+    payload: Callable[[int], Any] = lambda number: number  # of a ticket, by its number
+    called: str = ""  # the tickets, where it is not by the last word of the name
+    gpus: float = 0
+    measure: Measurer | None = None
+    on_done: Callable[[str, dict[str, Any]], None] | None = None
+
+    def tickets(self) -> Tickets:
+        """Those whose files are not there."""
+        numbers = np.flatnonzero(self.lacks)
+        called = self.called or self.name.rpartition(": ")[2]
+
+        def make(position: int) -> Ticket:
+            number = int(numbers[position])
+            name = f"{called}-{number:05d}"
+            return Ticket(id=name, group=name, payload=self.payload(number))
+
+        return Tickets(numbers, make)
+
+
+def run_steps(steps: Iterable[Step], engine: Engine, workers: int | None = None) -> dict[str, str]:
+    """Run the tickets of some steps whose files are not there: a job that was stopped goes on with
+    them. A step is asked for when all tickets of those before have left their files. Returns
+    {ticket: reason} of those that failed; behind their step nothing runs.
     """
-    numbers = np.flatnonzero(todo)
-
-    def make(position: int) -> Ticket:
-        number = int(numbers[position])
-        name = f"{step}-{number:05d}"
-        return Ticket(id=name, group=name, payload=payload(number))
-
-    return Tickets(numbers, make)
+    for step in steps:
+        stage = Stage(
+            name=step.name, work=step.work, job=step.job, gpus=step.gpus, measure=step.measure
+        )
+        report = execute(
+            stage, step.tickets(), engine=engine, workers=workers, on_done=step.on_done
+        )
+        if report.failed:
+            return report.failed
+    return {}
 
 
 def connect(**config: Any) -> DuckDBPyConnection:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -47,11 +47,10 @@ from clipmill.pipeline.crawl.parts import (
     write_parts,
 )
 from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
-from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.state import measure_links
-from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
+from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, Step, run_steps, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow
@@ -173,16 +172,13 @@ def commit(
         of_parts = tuple(bounds[first : end + 1].tolist())
         return SomeParts(first=first, bounds=of_parts, some_are_done=some_are_done)
 
-    steps: tuple[tuple[str, Callable[[PairsJob], Work], Tickets], ...] = (
-        ("scatter", scatter, numbered_tickets("scatter", ~job.uids.written(), block)),
-        ("gather", gather, numbered_tickets("gather", ~job.repeated.written())),
-        ("write", write, numbered_tickets("write", np.ones(len(ends), np.bool_), some_parts)),
+    all_parts = np.ones(len(ends), np.bool_)
+    steps = (
+        Step(name="scatter", work=scatter, job=job, lacks=job.uids.lacks(), payload=block),
+        Step(name="gather", work=gather, job=job, lacks=job.repeated.lacks()),
+        Step(name="write", work=write, job=job, lacks=all_parts, payload=some_parts),
     )
-    for name, work, tickets in steps:
-        stage = Stage(name=name, work=work, job=job)
-        if failed := execute(stage, tickets, engine=engine, workers=workers).failed:
-            return dict(failed)
-    return {}
+    return run_steps(steps, engine, workers)
 
 
 def _remove_parts_of_others(job: PairsJob) -> None:
@@ -437,15 +433,21 @@ def _extract_parts(
     def one_part(number: int) -> SourceFile:
         return SourceFile(number=number, path=paths[number], source_id=ids[number])
 
-    tickets = numbered_tickets("part", counts < 0, one_part)
-
     def count(name: str, result: dict[str, Any]) -> None:
         counts[_number(name)] = result["pairs"]
 
-    job = ExtractJob(out=out, source=source)
-    stage = Stage(name="crawl", work=extract, job=job, measure=measure_links)
-    report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
-    return {paths[_number(name)]: text for name, text in report.failed.items()}
+    step = Step(
+        name="crawl",
+        work=extract,
+        job=ExtractJob(out=out, source=source),
+        lacks=counts < 0,
+        payload=one_part,
+        called="part",
+        measure=measure_links,
+        on_done=count,
+    )
+    failed = run_steps([step], engine, workers)
+    return {paths[_number(name)]: text for name, text in failed.items()}
 
 
 def _remove_derived(out: PoolWriter, base: int) -> None:

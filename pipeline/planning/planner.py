@@ -27,8 +27,7 @@ from clipmill.manifests.schema import SOURCES, Fetch, Recipe
 from clipmill.pipeline.archives.urls import ascii_host, split
 from clipmill.pipeline.crawl.crawler import Block, block_of
 from clipmill.pipeline.crawl.parts import read_parts, rows_between
-from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
@@ -49,8 +48,11 @@ from clipmill.pipeline.shuffle import (
     PLACE,
     THREADS,
     Exchange,
+    Mask,
     ShardUnit,
-    numbered_tickets,
+    Step,
+    are_there,
+    run_steps,
     select,
     stream,
 )
@@ -548,7 +550,8 @@ def write_plan(
         return block_of(bounds, per_ticket, number, first)
 
     job = replace(job, runs=-(-total // per_ticket))
-    return _shuffle(job, metadata, sort_pairs, block, total, engine, workers)
+    steps = _steps(job, metadata, sort_pairs, block)
+    return run_steps(steps, "inline" if total <= FEW else engine, workers)
 
 
 def add_retries(
@@ -588,7 +591,8 @@ def add_retries(
     def unit(number: int) -> ShardUnit:
         return ShardUnit(number=number, shards=tuple(some_shards[number].tolist()))
 
-    return _shuffle(job, metadata, sort_retries, unit, int(rows.sum()), engine, workers)
+    steps = _steps(job, metadata, sort_retries, unit)
+    return run_steps(steps, "inline" if rows.sum() <= FEW else engine, workers)
 
 
 def write_given_plan(
@@ -697,38 +701,21 @@ def _shards_to_retry(pool: str) -> Integers:
 # --- the shuffle --------------------------------------------------------------------------------
 
 
-def _shuffle(
+def _steps(
     job: PlanJob,
     metadata: dict[str, Any],
     sort: Callable[[PlanJob], Work],
     payload: Callable[[int], Any],
-    rows: int,
-    engine: Engine,
-    workers: int | None,
-) -> Mapping[str, str]:
-    """Sort, slice, merge, and write plan.json. Returns {task: error}. `payload`: of a ticket of
-    sort, by its number.
-    """
-    engine = "inline" if rows <= FEW else engine
+) -> Iterator[Step]:
+    """Sort, slice, merge, and plan.json. `payload`: of a ticket of sort, by its number."""
     exchange = job.exchange
-
-    def run(
-        name: str,
-        work: Callable[[PlanJob], Work],
-        todo: Tickets,
-        on_done: Callable[[str, dict[str, Any]], None] | None = None,
-    ) -> Mapping[str, str]:
-        stage = Stage(name=name, work=work, job=job)
-        return execute(stage, todo, engine=engine, workers=workers, on_done=on_done).failed
-
-    if failed := run("plan: sort", sort, numbered_tickets("sort", ~exchange.written(), payload)):
-        return failed
+    yield Step(name="plan: sort", work=sort, job=job, lacks=exchange.lacks(), payload=payload)
     group_rows = np.zeros(job.group_count, np.int64)
     for footer in exchange.footers():
         group_rows += footer["group_rows"]
     if not group_rows.sum() and job.is_retry:
-        _remove_scratch(exchange.out)
-        return {}
+        _remove_scratch(job.out)
+        return
     job = replace(job, bounds=tuple(cell_bounds(group_rows, job.rows_per_file)))
     cell_rows = group_rows
     if len(job.bounds) > len(group_rows) + 1:
@@ -737,30 +724,25 @@ def _shuffle(
         def add(_: str, result: dict[str, Any]) -> None:
             np.add(cell_rows, result["rows"], out=cell_rows)
 
-        slicing = numbered_tickets("slice", np.ones(job.runs, np.bool_))
-        if failed := run("plan: slice", slice_groups, slicing, add):
-            return failed
+        every = np.ones(job.runs, np.bool_)
+        yield Step(name="plan: slice", work=slice_groups, job=job, lacks=every, on_done=add)
     groups, sizes = shard_sizes(group_rows, job.recipe.fetch.rows_per_shard)
     parts = file_parts(groups, sizes, cell_rows, job.rows_per_file)
-    merging = numbered_tickets("merge", ~_merged(job, len(parts)), parts.__getitem__)
-    if failed := run("plan: merge", merge_runs, merging):
-        return failed
+    lacks, file_of = _unmerged(job, len(parts)), parts.__getitem__
+    yield Step(name="plan: merge", work=merge_runs, job=job, lacks=lacks, payload=file_of)
     _commit(job, metadata, [part.first_shard for part in parts])
-    return {}
 
 
-def _merged(job: PlanJob, count: int) -> npt.NDArray[np.bool_]:
-    """(files,) whether each file of the plan is there, from this job."""
-    names = set(disk.list_names(job.folder, ".parquet"))
-    done = []
-    for number in range(count):
-        path = shards_file(job.folder, number)
-        is_there = path.rpartition("/")[2] in names
-        done.append(is_there and disk.read_metadata(path).get("job") == job.id)
-        if is_there and not done[-1]:
-            # It is of a plan of other pairs that was not completed.
-            job.out.remove(path)
-    return np.array(done, dtype=bool)
+def _unmerged(job: PlanJob, count: int) -> Mask:
+    """(files,) which files of the plan are not there, or are of a plan of other pairs that was not
+    completed: those are removed."""
+    paths = [shards_file(job.folder, number) for number in range(count)]
+    lacks = ~are_there(job.folder, paths)
+    for number in np.flatnonzero(~lacks).tolist():
+        if disk.read_metadata(paths[number]).get("job") != job.id:
+            job.out.remove(paths[number])
+            lacks[number] = True
+    return lacks
 
 
 def _commit(job: PlanJob, metadata: dict[str, Any], first_shards: Sequence[int]) -> None:

@@ -5,7 +5,9 @@ rows with a flag: of their sorted records, whatever their order and repetitions.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -17,10 +19,13 @@ from hypothesis import strategies as st
 
 from clipmill.manifests import disk
 from clipmill.pipeline import shuffle
+from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
 from clipmill.pipeline.shuffle import (
     PLACE,
     Exchange,
+    Step,
     create_keyed,
     database,
     hash_flagged,
@@ -28,6 +33,7 @@ from clipmill.pipeline.shuffle import (
     key_columns,
     of_flags,
     row_keys,
+    run_steps,
     select,
     stream,
 )
@@ -55,7 +61,7 @@ def test_the_rows_of_some_places_come_out_in_the_order_of_files_and_places(
         patch.setattr(shuffle, "FEWEST_ROWS", 2)
         patch.setattr(shuffle, "ROW_GROUPS", 1000)
         for number, places in enumerate(files):
-            assert exchange.written().tolist() == [each < number for each in range(len(files))]
+            assert exchange.lacks().tolist() == [each >= number for each in range(len(files))]
             rows = pa.table({"row": np.arange(len(places)), "text": [str(p) for p in places]})
             exchange.write(number, rows, np.array(places, np.uint64), count=len(places))
     assert [footer["count"] for footer in exchange.footers()] == [len(places) for places in files]
@@ -67,6 +73,42 @@ def test_the_rows_of_some_places_come_out_in_the_order_of_files_and_places(
     at = exchange.at(2)
     expected_rows = [row for places in files for row, place in enumerate(places) if place == 2]
     assert (at["row"].to_pylist() if at.num_columns else []) == expected_rows
+
+
+def leaves_a_file(exchange: Exchange) -> Work:
+    def work(ticket: Ticket) -> dict[str, Any]:
+        if ticket.payload == 2 and not Path(f"{exchange.out.pool}/may-end").exists():
+            raise ValueError("the disk is full")
+        exchange.write(ticket.payload, pa.table({"a": [1]}), np.zeros(1, np.uint64))
+        return {"number": ticket.payload}
+
+    return work
+
+
+def test_a_step_begins_behind_the_last_and_with_the_files_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tickets, "RETRY_PAUSE_S", 0.0)
+    exchange, events = exchange_in(tmp_path, files=4), list[str]()
+
+    def steps() -> Iterator[Step]:
+        for name in ("job: first", "job: second"):
+            events.append(name)
+            yield Step(
+                name=name,
+                work=leaves_a_file,
+                job=exchange,
+                lacks=exchange.lacks(),
+                on_done=lambda ticket, _: events.append(ticket),
+            )
+        events.append("end")
+
+    assert run_steps(steps(), "inline") == {"first-00002": "the disk is full"}
+    assert events == ["job: first", "first-00000", "first-00001", "first-00003"]
+    (tmp_path / "may-end").touch()
+    events.clear()
+    assert run_steps(steps(), "inline") == {}
+    assert events == ["job: first", "first-00002", "job: second", "end"]
 
 
 def test_only_the_row_groups_of_a_place_are_read(tmp_path: Path) -> None:

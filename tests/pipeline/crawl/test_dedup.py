@@ -17,6 +17,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Source
+from clipmill.pipeline import shuffle
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.executor import tickets
@@ -134,7 +135,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
             if engine == "ray":
                 for step in ("scatter", "gather", "write"):
                     self_kills.mark(marks, step, 1)
-                monkeypatch.setattr(crawler, "Stage", partial(self_kills.dying_stage, str(marks)))
+                monkeypatch.setattr(shuffle, "Stage", partial(self_kills.dying_stage, str(marks)))
             crawl(source, PoolWriter(str(tmp_path / engine)), engine, workers=2)  # type: ignore[arg-type]
     finally:
         ray_runtime.disconnect()

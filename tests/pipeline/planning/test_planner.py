@@ -14,6 +14,7 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import shuffle
 from clipmill.pipeline.crawl.crawler import Block
 from clipmill.pipeline.executor import tickets
 from clipmill.pipeline.executor.tickets import Ticket
@@ -284,7 +285,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
             if engine == "ray":
                 for step in ("sort_pairs", "merge_runs"):
                     self_kills.mark(marks, step, 1)
-                monkeypatch.setattr(planner, "Stage", partial(self_kills.dying_stage, str(marks)))
+                monkeypatch.setattr(shuffle, "Stage", partial(self_kills.dying_stage, str(marks)))
             assert (
                 write_plan(PoolWriter(str(tmp_path / engine)), recipe(8), engine=engine, workers=2)
                 == {}
