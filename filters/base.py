@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, Integers
 from clipmill.manifests.schema import Recipe
 
 # Metadata of an option that is not part of the id: it changes the speed only, or identity() or the
@@ -52,7 +51,7 @@ NEEDS = frozenset({"image", "caption", "row", "json"})
 # The column of `PoolFilter.judge_groups` that names the group of a row.
 GROUP = "group"
 
-Columns = dict[str, "Sequence[Any] | np.ndarray[Any, Any] | pa.Array | pa.ChunkedArray"]
+Columns = dict[str, "Sequence[Any] | Array | pa.Array | pa.ChunkedArray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +229,7 @@ class PoolFilter(FilterBase):
         """
         return None
 
-    def route(
-        self, rows: pa.Table, state: Any, partitions: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
         """(row numbers, the partition of each, 0 to partitions - 1) of the stored rows of a shard.
 
         A row may be in no, one or several partitions; without `linked` in one at most.

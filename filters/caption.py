@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.filters.base import FILE, LATER, Batch, Columns, Filter, described, read_text
+from clipmill.manifests.arrays import Float32Array
 
 # --------------------------------------------------------------------------------------------------
 # What can be counted in captions, a whole batch at a time. Arrow's own functions count characters
@@ -35,7 +36,6 @@ from clipmill.filters.base import FILE, LATER, Batch, Columns, Filter, described
 
 
 Counts = np.ndarray[Any, np.dtype[np.int32]]
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 # fastText parts words at these and at nothing else, and counts each line end as a word of its own.
 FASTTEXT_WORD = r"[^\x00\t\n\x0b\f\r ]+"
@@ -84,7 +84,7 @@ BOILERPLATE = {
 }
 
 
-def count_words(captions: Sequence[str]) -> tuple[Counts, FloatArray, FloatArray]:
+def count_words(captions: Sequence[str]) -> tuple[Counts, Float32Array, Float32Array]:
     """(words, top word share, top 3-gram share) of each caption; words lie between white space.
 
     The share of a word is its count by the number of words, that of three consecutive words their

@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.filters.base import Batch, Columns, described, require
 from clipmill.filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray
 from clipmill.manifests.hub import snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Uniforms = NDArray[np.float64]
 HUB = "hf:"
 # Files of a model of transformers; a hub may have weights in several forms.
 FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
 
 
-def row_uniforms(uids: Sequence[str], seed: int, count: int) -> Uniforms:
+def row_uniforms(uids: Sequence[str], seed: int, count: int) -> FloatArray:
     """(rows, count) numbers in [0, 1) that depend on uid and seed only."""
     numbers = np.zeros((len(uids), count))
     for row, uid in enumerate(uids):
@@ -46,7 +45,7 @@ def row_uniforms(uids: Sequence[str], seed: int, count: int) -> Uniforms:
     return numbers
 
 
-def draw(logits_RV: Tensor, temperature: float, uniform_R: Uniforms) -> Tensor:
+def draw(logits_RV: Tensor, temperature: float, uniform_R: FloatArray) -> Tensor:
     """(R,) a token of each row, drawn from softmax(logits / temperature) by its number."""
     import torch
 
@@ -92,7 +91,7 @@ class TransformersWriter:
         if self.takes_text:
             self.tokenizer.padding_side = "left"  # new tokens follow the prompt
 
-    def write(self, images: Sequence[Image.Image], uniforms: Uniforms | None) -> list[str]:
+    def write(self, images: Sequence[Image.Image], uniforms: FloatArray | None) -> list[str]:
         """A caption of each image."""
         import torch
 
@@ -142,7 +141,7 @@ def _processors(transformers: Any, folder: str) -> tuple[Any, Any]:
 class _Draw:
     """Leaves of each row's logits only the token that its number draws."""
 
-    def __init__(self, uniforms: Uniforms, temperature: float) -> None:
+    def __init__(self, uniforms: FloatArray, temperature: float) -> None:
         self.uniforms, self.temperature, self.step = uniforms, temperature, 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:

@@ -15,13 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from clipmill.filters.base import require
 from clipmill.filters.columns import arrow_array, unit_vectors
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
 
 BLOCK = 256  # rows of both sides of a product; all blocks have this size, the last is filled up
 MOST_CLUSTERS = 50_000  # as SemDeDup has for LAION-440M
@@ -31,7 +28,7 @@ TRAINING_ROWS = 256  # of the sample per cluster
 ITERATIONS = 20
 
 
-def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
+def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> Hashes:
     """(rows,) a 64-bit hash of each uid."""
     hashes = [xxhash.xxh3_64_intdigest(uid.encode()) for uid in uids.to_pylist()]
     return np.array(hashes, np.uint64)
@@ -55,7 +52,7 @@ def drawn(rows: pa.Table, column: str, share: float) -> pa.Table:
     )
 
 
-def sample_of(summaries: pa.Table) -> tuple[Floats, int]:
+def sample_of(summaries: pa.Table) -> tuple[Float32Array, int]:
     """(the sample in the order of its hashes, rows with an embedding) of all that was `drawn`."""
     chosen = summaries.filter(pc.is_valid(summaries["vector"]))
     # Not sort_by: Arrow cannot sort a table that has lists.
@@ -63,7 +60,9 @@ def sample_of(summaries: pa.Table) -> tuple[Floats, int]:
     return unit_vectors(in_order)[0], pc.sum(summaries["count"]).as_py() or 0
 
 
-def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Floats:
+def train(
+    sample: Float32Array, rows: int, clusters: int | None, seed: int, device: str
+) -> Float32Array:
     """(clusters, width) centroids of length 1 of `rows` rows, by a sample of them, which is in the
     order of its hashes.
 
@@ -92,16 +91,16 @@ def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: st
     return centroids
 
 
-def _mean(sample: Floats) -> Floats:
+def _mean(sample: Float32Array) -> Float32Array:
     total = sample.sum(axis=0, keepdims=True)
     length = float(np.linalg.norm(total))
     if not length > 0:  # no rows, or rows that cancel each other: any direction serves
         total, length = np.eye(1, max(1, sample.shape[1]), dtype=np.float32), 1.0
-    centroid: Floats = (total / length).astype(np.float32)
+    centroid: Float32Array = (total / length).astype(np.float32)
     return centroid
 
 
-def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
+def _kmeans(sample: Float32Array, clusters: int, seed: int, device: str) -> Float32Array:
     if clusters >= len(sample):
         return np.unique(sample, axis=0)
     faiss = _faiss()
@@ -114,7 +113,7 @@ def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
         kmeans.train(np.ascontiguousarray(sample))
     finally:
         faiss.omp_set_num_threads(threads)
-    centroids: Floats = np.asarray(kmeans.centroids, np.float32)
+    centroids: Float32Array = np.asarray(kmeans.centroids, np.float32)
     return centroids
 
 
@@ -135,19 +134,19 @@ def _faiss() -> Any:
     return faiss
 
 
-def as_column(centroids: Floats) -> pa.Array:
+def as_column(centroids: Float32Array) -> pa.Array:
     """(clusters, width) as a column of a filter's state."""
     return arrow_array(centroids, pa.list_(pa.float32(), centroids.shape[1]))
 
 
-def centroids_of(state: pa.Table) -> Floats:
+def centroids_of(state: pa.Table) -> Float32Array:
     """(clusters, width) of the column `centroid`, as `as_column` made it."""
     column = state["centroid"].combine_chunks()
-    rows: Floats = column.flatten().to_numpy().reshape(len(column), -1)
+    rows: Float32Array = column.flatten().to_numpy().reshape(len(column), -1)
     return rows
 
 
-def assign(rows: Floats, centroids: Floats) -> Ints:
+def assign(rows: Float32Array, centroids: Float32Array) -> Integers:
     """(rows,) the cluster of each row: the centroid of the largest cosine, the first of equal
     ones."""
     best = np.full(len(rows), -np.inf, np.float32)
@@ -166,7 +165,7 @@ def assign(rows: Floats, centroids: Floats) -> Ints:
     return cluster
 
 
-def near_in_cluster(rows: Floats, threshold: float) -> Iterator[tuple[Ints, Ints]]:
+def near_in_cluster(rows: Float32Array, threshold: float) -> Iterator[tuple[Integers, Integers]]:
     """(i, j) with i < j of all rows whose cosine is at least the threshold, some at a time."""
     for start, first in _blocks(rows):
         for offset, second in _blocks(rows):
@@ -178,7 +177,7 @@ def near_in_cluster(rows: Floats, threshold: float) -> Iterator[tuple[Ints, Ints
             yield i[is_pair], j[is_pair]
 
 
-def cosines_between(rows: Floats, others: Floats, threshold: float) -> NDArray[np.bool_]:
+def cosines_between(rows: Float32Array, others: Float32Array, threshold: float) -> Mask:
     """(rows,) True where the cosine with one of the others is at least the threshold."""
     near = np.zeros(len(rows), np.bool_)
     for start, first in _blocks(rows):
@@ -189,7 +188,7 @@ def cosines_between(rows: Floats, others: Floats, threshold: float) -> NDArray[n
     return near
 
 
-def _blocks(rows: Floats) -> Iterator[tuple[int, Floats]]:
+def _blocks(rows: Float32Array) -> Iterator[tuple[int, Float32Array]]:
     """Blocks of one size, the last filled with zeros: a product of another shape may be rounded in
     another way."""
     for start in range(0, len(rows), BLOCK):

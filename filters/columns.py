@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from clipmill.filters.base import GROUP, FilterBase
+from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
 from clipmill.manifests.columns import DERIVED_NAMES, SIDECAR
 
 # --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _finite_lists(array: pa.FixedSizeListArray) -> pa.Array:
 
 
 def aligned(
-    parts: Sequence[pa.Array], positions: NDArray[np.int64], kind: pa.DataType, rows: int
+    parts: Sequence[pa.Array], positions: Integers, kind: pa.DataType, rows: int
 ) -> pa.Array:
     """(rows,) the values of the parts at `positions`, NULL at all others."""
     values = pa.concat_arrays([pa.array([], kind), *parts])
@@ -133,7 +133,7 @@ def aligned(
 
 def unit_vectors(
     column: pa.Array | pa.ChunkedArray,
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+) -> tuple[Float32Array, Mask]:
     """((rows, width) of length 1, which rows have an embedding). The others are zero.
 
     A row of NULL, of NaN or of zeros has none. ValueError for a column of another type.
@@ -149,7 +149,7 @@ def unit_vectors(
     rows = np.zeros((len(array), width), np.float32)
     rows[there] = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    usable: NDArray[np.bool_] = there & np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
+    usable: Mask = there & np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
     rows[~usable] = 0
     np.divide(rows, lengths, out=rows, where=usable[:, None])
     return rows, usable
@@ -172,7 +172,7 @@ def valid_in_all(columns: Sequence[pa.Array | pa.ChunkedArray]) -> int:
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(values: Hashes) -> Hashes:
     """(rows,) 64-bit integers with all bits mixed (splitmix64): different ones stay different."""
     bits = values.copy()
     bits ^= bits >> np.uint64(30)
@@ -183,15 +183,13 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
-def route_by_uid(
-    rows: pa.Table, is_known: NDArray[np.bool_], partitions: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def route_by_uid(rows: pa.Table, is_known: Mask, partitions: int) -> tuple[Integers, Integers]:
     """(numbers of the rows that are known, the partition of each by its uid)."""
     numbers = np.flatnonzero(is_known).astype(np.int64)
     return numbers, partition_of(rows["uid"], partitions)[numbers]
 
 
-def partition_of(values: pa.Array | pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
+def partition_of(values: pa.Array | pa.ChunkedArray, partitions: int) -> Integers:
     """(rows,) 0 to partitions - 1, of integers or texts. NULLs are in partition 0.
 
     Texts are hashed once per different value.

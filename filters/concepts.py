@@ -32,7 +32,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from clipmill.filters.base import (
     BETWEEN_0_AND_1,
@@ -48,6 +47,7 @@ from clipmill.filters.base import (
 )
 from clipmill.filters.columns import route_by_uid
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray, Integers
 
 # --------------------------------------------------------------------------------------------------
 # MetaCLIP's balancing as arithmetic: counts of entries, their probabilities, those of rows, and a
@@ -58,8 +58,6 @@ from clipmill.manifests import disk
 # p).
 
 
-Counts = np.ndarray[Any, np.dtype[np.int64]]
-Shares = np.ndarray[Any, np.dtype[np.float64]]
 COUNTS = pa.schema([("entry", pa.int32()), ("rows", pa.int64())])
 
 
@@ -77,23 +75,23 @@ def merge_counts(tables: pa.Table) -> pa.Table:
     return pa.table({"entry": entries.astype(np.int32), "rows": counts[entries]}, COUNTS)
 
 
-def add_counts(tables: pa.Table) -> Counts:
+def add_counts(tables: pa.Table) -> Integers:
     """(largest entry + 1,) rows of each entry, from the rows of several tables COUNTS."""
     if tables.num_rows == 0:
         return np.zeros(0, np.int64)
     entries, rows = tables["entry"].to_numpy(), tables["rows"].to_numpy()
-    counts: Counts = np.zeros(int(entries.max()) + 1, np.int64)
+    counts: Integers = np.zeros(int(entries.max()) + 1, np.int64)
     np.add.at(counts, entries, rows)
     return counts
 
 
-def tail_share(counts: Counts, t: float) -> float:
+def tail_share(counts: Integers, t: float) -> float:
     """Share of all matches that belong to entries with fewer than t rows."""
     total = counts.sum()
     return float(counts[counts < t].sum() / total) if total else 0.0
 
 
-def threshold_for_share(counts: Counts, share: float) -> int:
+def threshold_for_share(counts: Integers, share: float) -> int:
     """The t whose tail has about `share` of all matches, as MetaCLIP 2 sets it for each language.
 
     Entries are sorted by count; t is the count of that one at which the running share of all
@@ -106,34 +104,34 @@ def threshold_for_share(counts: Counts, share: float) -> int:
     return int(ascending[np.abs(running - share).argmin()])
 
 
-def entry_probabilities(counts: Counts, t: float) -> Shares:
+def entry_probabilities(counts: Integers, t: float) -> FloatArray:
     """(entries,) min(1, t / count)."""
-    shares: Shares = t / np.maximum(counts, t)
+    shares: FloatArray = t / np.maximum(counts, t)
     return shares
 
 
-def row_probabilities(lists: pa.Array, shares: Shares) -> Shares:
+def row_probabilities(lists: pa.Array, shares: FloatArray) -> FloatArray:
     """(rows,) 1 - product of (1 - p) over the entries of each list; 0 for an empty one, NaN for
     NULL."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     numbers = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-    misses: Shares = np.ones(len(lists))
+    misses: FloatArray = np.ones(len(lists))
     filled = np.flatnonzero(lengths)
     if filled.size:
         starts = np.concatenate([[0], np.cumsum(lengths[filled])[:-1]])
         misses[filled] = np.multiply.reduceat(1 - shares[numbers], starts)
-    probabilities: Shares = 1 - misses
+    probabilities: FloatArray = 1 - misses
     probabilities[lists.is_null().to_numpy(zero_copy_only=False)] = np.nan
     return probabilities
 
 
-def draws(uids: Iterable[str], seed: int) -> Shares:
+def draws(uids: Iterable[str], seed: int) -> FloatArray:
     """(rows,) a number in [0, 1) for each row: the upper 53 bits of xxh3_64 of `balance:` and uid.
 
     The prefix makes it independent of the `sample` of a view with the same seed.
     """
     hashes = [xxhash.xxh3_64_intdigest(f"balance:{uid}".encode(), seed) >> 11 for uid in uids]
-    numbers: Shares = np.array(hashes, np.uint64) / 2.0**53
+    numbers: FloatArray = np.array(hashes, np.uint64) / 2.0**53
     return numbers
 
 
@@ -199,9 +197,7 @@ class Balance(PoolFilter):
         )
         return pa.table({"share": entry_probabilities(counts, t)})
 
-    def route(
-        self, rows: pa.Table, state: Any, partitions: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
         """Rows that were matched, by their uid."""
         is_known = rows[self.reads[0]].is_valid().to_numpy(zero_copy_only=False)
         return route_by_uid(rows, is_known, partitions)

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.filters.base import PLACE, SHARE, Batch, Columns, Filter, described
 from clipmill.filters.columns import unit_vectors
 from clipmill.filters.duplicates import EMBEDDING, PERCEPTUAL, RADII, OtherPool
 from clipmill.filters.near_hashes import content_hash, read_images
 from clipmill.manifests import disk
-from clipmill.manifests.hashes import PDQ_QUALITY, Hashes, as_words, pdq, phash
+from clipmill.manifests.arrays import FloatArray, Hashes, Integers
+from clipmill.manifests.hashes import PDQ_QUALITY, as_words, pdq, phash
 from clipmill.manifests.layout import PoolLayout
 
 PIECE = 2048  # references that a batch is compared with at a time: 256 rows take 17 MB
@@ -206,21 +206,19 @@ class Decontaminate(Filter):
         return self.radius if self.radius is not None else RADII[bits]
 
 
-def _bits(rows: Any, others: Any) -> NDArray[np.float64]:
-    count: NDArray[np.float64] = np.zeros((len(rows), len(others)))
+def _bits(rows: Any, others: Any) -> FloatArray:
+    count: FloatArray = np.zeros((len(rows), len(others)))
     for word in range(rows.shape[1]):
         count += np.bitwise_count(rows[:, word, None] ^ others[None, :, word])
     return count
 
 
-def _cosine_distances(rows: Any, others: Any) -> NDArray[np.float64]:
-    distance: NDArray[np.float64] = 1 - (rows @ others.T).astype(np.float64)
+def _cosine_distances(rows: Any, others: Any) -> FloatArray:
+    distance: FloatArray = 1 - (rows @ others.T).astype(np.float64)
     return distance
 
 
-def _nearest(
-    rows: Any, references: Any, distances: Any
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _nearest(rows: Any, references: Any, distances: Any) -> tuple[FloatArray, Integers]:
     """(rows,) the distance to the nearest reference, and which it is: the first of equal ones."""
     best = np.full(len(rows), np.inf)
     nearest = np.zeros(len(rows), np.int64)

@@ -29,14 +29,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.filters import clusters
 from clipmill.filters.base import GROUP, PLACE, SHARE, Columns, PoolFilter, described, options_of
 from clipmill.filters.columns import mixed, partition_of, unit_vectors
 from clipmill.filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
 from clipmill.manifests import disk
-from clipmill.manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
+from clipmill.manifests.arrays import Hashes, Integers, Mask
+from clipmill.manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, as_words, near_pieces
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 
@@ -90,7 +90,7 @@ class OtherPool:
 # Partitions such that two rows with near hashes are in one of them together, whatever they are.
 
 
-Route = tuple[NDArray[np.int64], NDArray[np.int64]]
+Route = tuple[Integers, Integers]
 
 
 def route_near(uids: pa.Array, words: Hashes, radius: int, partitions: int) -> Route:
@@ -135,9 +135,6 @@ def _by_bands(words: Hashes, radius: int, partitions: int) -> Route:
 # Which row of a group survives: the best by a score; of equally good ones the smallest uid.
 
 
-Bools = NDArray[np.bool_]
-
-
 def as_score(column: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
     """Numbers to compare rows by; NULL for NaN. ValueError for a column of anything else."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -155,7 +152,7 @@ def as_score(column: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
     )
 
 
-def survivors(uids: pa.Array, groups: pa.Array, scores: pa.Array | None) -> Bools:
+def survivors(uids: pa.Array, groups: pa.Array, scores: pa.Array | None) -> Mask:
     """(rows,) True for one row of each group: the highest score, NULL last; then the smallest uid.
 
     Of two rows with one uid the first one survives.
@@ -173,17 +170,17 @@ def survivors(uids: pa.Array, groups: pa.Array, scores: pa.Array | None) -> Bool
     return survives
 
 
-def sizes(groups: pa.Array) -> NDArray[np.int64]:
+def sizes(groups: pa.Array) -> Integers:
     """(rows,) how many rows the group of each row has."""
     number = group_numbers(groups)
-    count: NDArray[np.int64] = np.bincount(number)[number]
+    count: Integers = np.bincount(number)[number]
     return count
 
 
-def group_numbers(groups: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+def group_numbers(groups: pa.Array | pa.ChunkedArray) -> Integers:
     """(rows,) a number for each different group."""
     array = groups.combine_chunks() if isinstance(groups, pa.ChunkedArray) else groups
-    indices: NDArray[np.int64] = array.dictionary_encode().indices.to_numpy().astype(np.int64)
+    indices: Integers = array.dictionary_encode().indices.to_numpy().astype(np.int64)
     return indices
 
 
@@ -361,7 +358,7 @@ class Duplicate(PoolFilter):
             )
         return self.radius if self.radius is not None else RADII[bits]
 
-    def _is_clear(self, rows: pa.Table) -> Bools:
+    def _is_clear(self, rows: pa.Table) -> Mask:
         """(rows,) True where the hash can be compared: its quality is high enough, or unknown."""
         if self.quality_read is None:
             return np.ones(len(rows), np.bool_)
@@ -383,13 +380,13 @@ class Duplicate(PoolFilter):
             return LINKS.empty_table()
         kept = rows.take(pa.array(clear))
 
-        def labels_of(values: pa.Array) -> NDArray[np.int64]:
+        def labels_of(values: pa.Array) -> Integers:
             words = as_words(values)
             return near_labels(words, self._radius_of(words))
 
         return links_of(kept["uid"], collapse(kept[self.compared], labels_of))
 
-    def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
+    def _embedding_labels(self, rows: pa.Table, state: Any) -> Integers:
         vectors, _ = unit_vectors(rows[self.compared])
         cluster = clusters.assign(vectors, clusters.centroids_of(state))
         labels = np.arange(len(rows))
@@ -400,7 +397,7 @@ class Duplicate(PoolFilter):
             labels[members] = members[collapse(own, self._near_vectors)]
         return labels
 
-    def _near_vectors(self, values: pa.Array) -> NDArray[np.int64]:
+    def _near_vectors(self, values: pa.Array) -> Integers:
         """(values,) the first one of the group of each vector, given as its bytes."""
         vectors = np.frombuffer(b"".join(values.to_pylist()), np.float32).reshape(len(values), -1)
         return joined(len(vectors), clusters.near_in_cluster(vectors, self.threshold))
@@ -430,7 +427,7 @@ class Duplicate(PoolFilter):
         own = centroids[clusters.assign(vectors, centroids)]
         return pa.array(-np.einsum("re,re->r", vectors, own))
 
-    def _is_in_other(self, rows: pa.Table, state: Any) -> Bools:
+    def _is_in_other(self, rows: pa.Table, state: Any) -> Mask:
         """(rows,) True where a row of the other pool is a duplicate."""
         assert self.against is not None
         near = np.zeros(len(rows), np.bool_)
@@ -446,7 +443,7 @@ class Duplicate(PoolFilter):
                 near |= self._near_embeddings(rows, other, state)
         return near
 
-    def _near_hashes(self, rows: pa.Table, other: pa.Table) -> Bools:
+    def _near_hashes(self, rows: pa.Table, other: pa.Table) -> Mask:
         own = rows[self.compared].combine_chunks().dictionary_encode()
         words, others = as_words(own.dictionary), as_words(pc.unique(other[self.compared]))
         if words.shape[1] != others.shape[1]:
@@ -455,16 +452,16 @@ class Duplicate(PoolFilter):
         near = np.zeros(len(sides), np.bool_)
         both = np.concatenate([words, others])
 
-        def wanted(i: Numbers, j: Numbers) -> Bools:
-            new: Bools = (sides[i] != sides[j]) & ~near[np.where(sides[i], i, j)]
+        def wanted(i: Numbers, j: Numbers) -> Mask:
+            new: Mask = (sides[i] != sides[j]) & ~near[np.where(sides[i], i, j)]
             return new
 
         for i, j in near_pieces(both, self._radius_of(words), wanted):
             near[i] = near[j] = True
-        of_row: Bools = near[own.indices.to_numpy()]
+        of_row: Mask = near[own.indices.to_numpy()]
         return of_row
 
-    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Bools:
+    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Mask:
         vectors, _ = unit_vectors(rows[self.compared])
         others, usable = unit_vectors(other[self.compared])
         others = others[usable]

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.filters.base import BETWEEN_0_AND_1, FILE, Batch, Columns, Filter, described, require
-
-Floats = NDArray[np.float32]
+from clipmill.manifests.arrays import Float32Array
 
 BOXES = pa.list_(pa.list_(pa.float32(), 4))
 STRIDES, ANCHORS = (8, 16, 32), 2  # of SCRFD, coarser from output to output
@@ -70,7 +68,7 @@ class Faces(Filter):
             "faces_boxes": [boxes.tolist() for boxes in found],
         }
 
-    def detect(self, image: Image.Image) -> Floats:
+    def detect(self, image: Image.Image) -> Float32Array:
         """(faces, 4) boxes of an RGB image. ValueError for a model of another kind."""
         given = self.session.get_inputs()[0]
         height, width = (n if isinstance(n, int) else self.size for n in given.shape[2:])
@@ -93,7 +91,7 @@ class Faces(Filter):
         return surest(scores[chosen], boxes[chosen].clip(0, 1), self.overlap)
 
 
-def ultraface(outputs: list[Any]) -> tuple[Floats, Floats]:
+def ultraface(outputs: list[Any]) -> tuple[Float32Array, Float32Array]:
     """(N,) scores and (N, 4) boxes as shares of the input. ValueError for other outputs."""
     shapes = [output.shape for output in outputs]
     by_width = {shape[-1]: output for shape, output in zip(shapes, outputs, strict=True)}
@@ -105,7 +103,7 @@ def ultraface(outputs: list[Any]) -> tuple[Floats, Floats]:
     return by_width[2].reshape(-1, 2)[:, 1], by_width[4].reshape(-1, 4)
 
 
-def scrfd_boxes(outputs: list[Any], width: int, height: int) -> tuple[Floats, Floats]:
+def scrfd_boxes(outputs: list[Any], width: int, height: int) -> tuple[Float32Array, Float32Array]:
     """(N,) scores and (N, 4) boxes in pixels of the input: distances to the sides from ANCHORS
     anchors at each point of three grids."""
     scores, boxes = [], []
@@ -123,7 +121,7 @@ def scrfd_boxes(outputs: list[Any], width: int, height: int) -> tuple[Floats, Fl
     return np.concatenate(scores), np.concatenate(boxes).astype(np.float32)
 
 
-def surest(scores: Floats, boxes: Floats, overlap: float) -> Floats:
+def surest(scores: Float32Array, boxes: Float32Array, overlap: float) -> Float32Array:
     """The boxes with the largest scores that do not overlap a surer one by more than `overlap`
     (intersection over union), in the order of their scores. Boxes without an area are left out."""
     sides = boxes[:, 2:] - boxes[:, :2]

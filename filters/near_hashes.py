@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.manifests import disk
-from clipmill.manifests.hashes import Hashes, balls, dense_pairs, keyed_pieces
+from clipmill.manifests.arrays import Hashes, Integers, Mask
+from clipmill.manifests.hashes import balls, dense_pairs, keyed_pieces
 
 # --------------------------------------------------------------------------------------------------
 # Groups of rows that pairs of near rows connect, in memory, and the links that the engine gets.
@@ -40,7 +41,7 @@ class Components:
         self._flush = min(FLUSH, max(LEAST_FLUSH, count // 8))
 
     @property
-    def known(self) -> NDArray[np.int64]:
+    def known(self) -> Integers:
         """`labels` without the pairs that are not joined yet."""
         return self._labels
 
@@ -52,7 +53,7 @@ class Components:
         if self._waiting >= self._flush:
             self._join()
 
-    def labels(self) -> NDArray[np.int64]:
+    def labels(self) -> Integers:
         """(count,) the smallest node of the component of each node."""
         self._join()
         return self._labels
@@ -74,7 +75,7 @@ class Components:
         self._first, self._second, self._waiting = [], [], 0
 
 
-def joined(count: int, pairs: Iterable[tuple[Numbers, Numbers]]) -> NDArray[np.int64]:
+def joined(count: int, pairs: Iterable[tuple[Numbers, Numbers]]) -> Integers:
     """(count,) the smallest node of the component of each node."""
     components = Components(count)
     for first, second in pairs:
@@ -82,7 +83,7 @@ def joined(count: int, pairs: Iterable[tuple[Numbers, Numbers]]) -> NDArray[np.i
     return components.labels()
 
 
-def links_of(uids: pa.ChunkedArray | pa.Array, labels: NDArray[np.int64]) -> pa.Table:
+def links_of(uids: pa.ChunkedArray | pa.Array, labels: Integers) -> pa.Table:
     """One link for each row that is not the first of its component: to that first row."""
     rows = np.flatnonzero(labels != np.arange(len(labels)))
     table = pa.table(
@@ -92,8 +93,8 @@ def links_of(uids: pa.ChunkedArray | pa.Array, labels: NDArray[np.int64]) -> pa.
 
 
 def collapse(
-    values: pa.Array | pa.ChunkedArray, labels_of: Callable[[pa.Array], NDArray[np.int64]]
-) -> NDArray[np.int64]:
+    values: pa.Array | pa.ChunkedArray, labels_of: Callable[[pa.Array], Integers]
+) -> Integers:
     """(rows,) the first row of the group of each row: equal values are of one group, and values
     that have the same label. `labels_of` gets each different value once; there is no NULL.
     """
@@ -105,17 +106,15 @@ def collapse(
     different, first_row = np.unique(of_value, return_index=True)
     assert (different == np.arange(len(encoded.dictionary))).all()
     label_of_value = labels_of(encoded.dictionary)
-    rows: NDArray[np.int64] = first_row[label_of_value[of_value]]
+    rows: Integers = first_row[label_of_value[of_value]]
     return rows
 
-
-Labels = NDArray[np.int64]
 
 SMALLEST_STAR = 16  # rows near one row, from which a group is grown
 PROBES = 128  # rows of a ball that are compared with all others at a time, after fewer
 
 
-def near_labels(hashes: Hashes, radius: int) -> Labels:
+def near_labels(hashes: Hashes, radius: int) -> Integers:
     """(rows,) the first row of the group of each row: rows within `radius` are of one group, and so
     is what they connect.
 
@@ -128,9 +127,9 @@ def near_labels(hashes: Hashes, radius: int) -> Labels:
         _join_ball(hashes, ball, fringe, radius, components)
     rows = np.flatnonzero(is_left)
 
-    def wanted(i: Numbers, j: Numbers) -> NDArray[np.bool_]:
+    def wanted(i: Numbers, j: Numbers) -> Mask:
         labels = components.known
-        unknown: NDArray[np.bool_] = labels[rows[i]] != labels[rows[j]]
+        unknown: Mask = labels[rows[i]] != labels[rows[j]]
         return unknown
 
     for i, j in keyed_pieces(hashes[rows], radius, wanted):
@@ -139,7 +138,7 @@ def near_labels(hashes: Hashes, radius: int) -> Labels:
 
 
 def _join_ball(
-    hashes: Hashes, ball: Labels, fringe: Labels, radius: int, components: Components
+    hashes: Hashes, ball: Integers, fringe: Integers, radius: int, components: Components
 ) -> None:
     """Connect the near rows of a ball, and those of its fringe to them.
 
@@ -150,7 +149,7 @@ def _join_ball(
     words = hashes[rows]
     is_open = np.ones(len(rows), np.bool_)
 
-    def compare(probes: Labels) -> tuple[Labels, Labels]:
+    def compare(probes: Integers) -> tuple[Integers, Integers]:
         """Near pairs of probes and open rows, of which one at least is in the ball."""
         others = np.flatnonzero(is_open)
         of_ball = int(np.searchsorted(probes, len(ball)))

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from clipmill.filters.base import Columns, PoolFilter, described
 from clipmill.filters.columns import mixed, route_by_uid
+from clipmill.manifests.arrays import FloatArray, Integers, Mask
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,10 @@ logger = logging.getLogger(__name__)
 # How often each value of some columns occurs in the pool: the summary of both filters.
 
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 COUNTS = pa.schema([("column", pa.string()), ("value", pa.float64()), ("rows", pa.int64())])
 
 
-def numbers_of(rows: pa.Table, column: str) -> Floats:
+def numbers_of(rows: pa.Table, column: str) -> FloatArray:
     """(rows,) the values of a column as numbers; NaN for NULL and infinity. ValueError for text."""
     kind = rows[column].type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -48,7 +46,7 @@ def numbers_of(rows: pa.Table, column: str) -> Floats:
     return np.where(np.isfinite(values), values + 0.0, np.nan)  # 0.0 for -0.0
 
 
-def count_values(columns: Mapping[str, Floats]) -> pa.Table:
+def count_values(columns: Mapping[str, FloatArray]) -> pa.Table:
     """COUNTS of some columns, by value; NaN is not counted."""
     tables = [COUNTS.empty_table()]
     for name, values in columns.items():
@@ -152,7 +150,9 @@ MOST_BINS = 1 << 18  # of times, in memory: where more are needed, all are made 
 BIN = 2.0**-10  # the narrowest, of a logarithm of a time; some 30,000 where scores are of one size
 
 
-def ring_times(scores: Floats, uids: list[str], penalty: float, most: int, seed: int) -> Floats:
+def ring_times(
+    scores: FloatArray, uids: list[str], penalty: float, most: int, seed: int
+) -> FloatArray:
     """(rows, most) logarithms of the times of a row's first draws, ascending, a multiple of GRAIN.
 
     scores: logarithms of the weights. The random numbers are hashes of uid and seed.
@@ -250,14 +250,14 @@ class SoftCap(PoolFilter):
             is_drawn = times <= np.partition(inside, draws - 1)[draws - 1]
         return {"soft_cap": is_drawn.sum(axis=1).astype(np.int16)}
 
-    def _is_known(self, rows: pa.Table) -> NDArray[np.bool_]:
+    def _is_known(self, rows: pa.Table) -> Mask:
         return np.isfinite(numbers_of(rows, self.of) / self.temperature)
 
-    def _in_bin(self, times: Floats, state: pa.Table) -> NDArray[np.bool_]:
+    def _in_bin(self, times: FloatArray, state: pa.Table) -> Mask:
         lower, width = (state[name][0].as_py() for name in ("bin", "width"))
-        is_inside: NDArray[np.bool_] = np.floor(times / width) == lower / width
+        is_inside: Mask = np.floor(times / width) == lower / width
         return is_inside
 
-    def _times(self, rows: pa.Table) -> Floats:
+    def _times(self, rows: pa.Table) -> FloatArray:
         scores = numbers_of(rows, self.of) / self.temperature
         return ring_times(scores, rows["uid"].to_pylist(), self.penalty, self.most, self.seed)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from clipmill.filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
 from clipmill.filters.clusters import (
@@ -20,8 +19,7 @@ from clipmill.filters.clusters import (
     train,
 )
 from clipmill.filters.columns import route_by_uid, unit_vectors
-
-Floats = NDArray[np.float32]
+from clipmill.manifests.arrays import Array, Float32Array, Integers
 
 
 @dataclass(kw_only=True)
@@ -75,9 +73,7 @@ class Targets(PoolFilter):
             is_target[assign(wanted, centroids)] = True
         return pa.table({"centroid": as_column(centroids), "is_target": is_target})
 
-    def route(
-        self, rows: pa.Table, state: Any, partitions: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
         """Rows that have an embedding, by their uid."""
         _, is_usable = unit_vectors(rows[self.on])
         return route_by_uid(rows, is_usable, partitions)
@@ -91,7 +87,7 @@ class Targets(PoolFilter):
         }
 
 
-def read_embeddings(path: str, key: str | None) -> Floats:
+def read_embeddings(path: str, key: str | None) -> Float32Array:
     """(targets, width) of length 1. ValueError for a file without a table of finite embeddings."""
     try:
         embeddings = _array_of(path, key)
@@ -106,11 +102,11 @@ def read_embeddings(path: str, key: str | None) -> Floats:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(lengths).all() and (lengths > 0).all()):
         raise ValueError(f"filter targets: {path} has an embedding that is zero or not finite")
-    unit: Floats = rows / lengths
+    unit: Float32Array = rows / lengths
     return unit
 
 
-def _array_of(path: str, key: str | None) -> NDArray[Any]:
+def _array_of(path: str, key: str | None) -> Array:
     if path.endswith(".parquet"):
         import pyarrow.parquet as pq
 
@@ -136,7 +132,7 @@ def _array_of(path: str, key: str | None) -> NDArray[Any]:
             key = names[0]
         if key not in names:
             raise ValueError(f"filter targets: name an array of {path} with key; {_names(names)}")
-        array: NDArray[Any] = content[key]
+        array: Array = content[key]
         return array
 
 

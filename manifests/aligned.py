@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, bundle_name, shard_name
 from clipmill.manifests.records import ShardTable, ViewDocument, read_document
@@ -513,11 +513,10 @@ def own_shards(document: ViewDocument, commits: Commits) -> Commits:
 # the view's document names. So a document never meets the file of another state.
 
 
-Ints = NDArray[np.int64]
 TABLE_PREFIX = "shards-"
 
 
-def write_view_shards(pool: str, view: str, shards: Ints, kept: Ints) -> ShardTable:
+def write_view_shards(pool: str, view: str, shards: Integers, kept: Integers) -> ShardTable:
     """Write views/NAME/shards-HASH.parquet. `remove_view_shards` removes that of before."""
     table = pa.table({"shard": shards, "kept": kept})
     sink = io.BytesIO()
@@ -537,7 +536,7 @@ def remove_view_shards(pool: str, view: str, keep: str = "") -> None:
             disk.remove(disk.join(folder, name))
 
 
-def view_shards(pool: str, document: ViewDocument) -> tuple[Ints, Ints]:
+def view_shards(pool: str, document: ViewDocument) -> tuple[Integers, Integers]:
     """((shards,) their numbers, ascending, (shards,) rows that the view keeps).
 
     ValueError for a damaged file.
@@ -553,5 +552,5 @@ def view_shards(pool: str, document: ViewDocument) -> tuple[Ints, Ints]:
     return _numbers(table, "shard"), _numbers(table, "kept")
 
 
-def _numbers(table: pa.Table, name: str) -> Ints:
+def _numbers(table: pa.Table, name: str) -> Integers:
     return np.asarray(table[name].to_numpy(), np.int64)

@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import Integers
+
 LONG_WORD = 200  # symbols; open_clip takes 3 ms for such a word and 7 s for one of 16,000
 
 
@@ -132,7 +134,7 @@ class CaptionTokenizer:
 
     def encode_all(
         self, texts: pa.ChunkedArray, *, blanks: bool = False
-    ) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint16], Integers]:
         """(tokens of all texts, (texts + 1,) where those of each end); NULL has none, and a blank
         text has only with `blanks`, as in the stored tokens.
         """

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+
+from clipmill.manifests.arrays import Bytes
 
 # Every attempt that is not stored ends with exactly one of these. refused: we chose not to;
 # permanent: another request gives the same answer; transient: `--retry transient` may succeed.
@@ -227,7 +228,7 @@ RULES = pa.dictionary(pa.int32(), pa.string())
 MASK = pa.schema([("kept", pa.bool_()), ("rule", RULES)])
 
 
-def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> NDArray[np.uint8]:
+def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Bytes:
     """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
     problem = f"a {name} does not have {2 * width} hex digits"
     if column.null_count:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Hashes, Integers, Mask
 
 # --------------------------------------------------------------------------------------------------
 # Exact search of near hashes: all pairs of rows whose Hamming distance is at most a radius.
@@ -33,11 +34,10 @@ from clipmill.manifests import disk
 # are at most `radius` beyond it (the triangle inequality), and taken out of the search.
 
 
-Hashes = NDArray[np.uint64]  # (rows, 64-bit words)
 Indices = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
-Pairs = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], NDArray[np.int64]]
+Pairs = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]], Integers]
 # (i, j) -> (pairs,) of bool
-Wanted = Callable[[NDArray[np.integer[Any]], NDArray[np.integer[Any]]], NDArray[np.bool_]]
+Wanted = Callable[[NDArray[np.integer[Any]], NDArray[np.integer[Any]]], Mask]
 
 BLOCK = 32  # bits that one sort key and one first comparison have
 MAX_PARTS = 12  # more parts of a block than this never were the fastest choice
@@ -88,9 +88,9 @@ def as_words(column: Any) -> Hashes:
     return numbers
 
 
-def distances(first: Hashes, second: Hashes) -> NDArray[np.int64]:
+def distances(first: Hashes, second: Hashes) -> Integers:
     """Bits that differ, row by row."""
-    count: NDArray[np.int64] = np.bitwise_count(first ^ second).sum(axis=-1, dtype=np.int64)
+    count: Integers = np.bitwise_count(first ^ second).sum(axis=-1, dtype=np.int64)
     return count
 
 
@@ -154,9 +154,7 @@ def keyed_pieces(hashes: Hashes, radius: int, wanted: Wanted | None = None) -> I
 # --- balls ----------------------------------------------------------------------------------------
 
 
-def balls(
-    hashes: Hashes, radius: int, is_left: NDArray[np.bool_]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def balls(hashes: Hashes, radius: int, is_left: Mask) -> Iterator[tuple[Integers, Integers]]:
     """(ball, fringe) of crowds around one centre: rows that are taken out of `is_left`, those near
     the centre first, and the rows left that may be near one of them.
 
@@ -183,8 +181,8 @@ def balls(
 
 
 def _ball(
-    hashes: Hashes, left: NDArray[np.int64], members: NDArray[np.int64], radius: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    hashes: Hashes, left: Integers, members: Integers, radius: int
+) -> tuple[Integers, Integers] | None:
     """The ball around the centre of some rows, with half of them at least, of which a row needs
     the fewest comparisons. None where its pairs cost more than their search.
     """
@@ -362,7 +360,7 @@ def _pairs_of_pass(words: NDArray[np.uint32], each: _Pass) -> Iterator[Indices]:
         start = stop
 
 
-def _dense_shifts(sizes: NDArray[np.int64], rows: int) -> int:
+def _dense_shifts(sizes: Integers, rows: int) -> int:
     """How many of the following rows every row is compared with, whatever its key: as long as a
     third of the rows has as many of the same key."""
     by_size = np.sort(sizes)
@@ -381,10 +379,10 @@ def _dense_shifts(sizes: NDArray[np.int64], rows: int) -> int:
 
 def _near_by_shift(
     ordered: NDArray[np.uint32], shifts: int, radius: int
-) -> Iterator[tuple[NDArray[np.int64], int]]:
+) -> Iterator[tuple[Integers, int]]:
     """(i, shift): rows i and i + shift are within the radius. In pieces that fit a cache."""
     rows, piece = len(ordered), 1 << 15
-    hits: list[list[NDArray[np.int64]]] = [[] for _ in range(shifts + 1)]
+    hits: list[list[Integers]] = [[] for _ in range(shifts + 1)]
     for start in range(0, rows, piece):
         for shift in range(1, shifts + 1):
             of_second = ordered[start + shift : start + piece + shift]
@@ -397,9 +395,7 @@ def _near_by_shift(
             yield np.concatenate(hits[shift]), shift
 
 
-def _expand(
-    first: NDArray[np.int64], counts: NDArray[np.int64], shifts: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _expand(first: Integers, counts: Integers, shifts: int) -> tuple[Integers, Integers]:
     """Each row with its `counts` following ones behind the first `shifts`."""
     i = np.repeat(first, counts)
     ends = np.cumsum(counts)
@@ -419,7 +415,6 @@ PHASH = re.compile(r"[0-9a-f]{16}")
 IDENTITY_DIGITS = 16
 
 Digests = np.ndarray[Any, np.dtype[np.bytes_]]
-HashWords = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class KnownBad:
@@ -430,7 +425,7 @@ class KnownBad:
         unique = sorted({bytes.fromhex(digest) for digest in digests})
         self.digests: Digests = np.array(unique, "S32")
         numbers = sorted({int(each, 16) for each in hashes})
-        self.hashes: HashWords = np.array(numbers, np.uint64)
+        self.hashes: Hashes = np.array(numbers, np.uint64)
         self.distance = distance
 
     @classmethod

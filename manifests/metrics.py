@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, FloatArray, Mask
 from clipmill.manifests.schema import TaskSpec
 
 RECALLS = (1, 5, 10)
@@ -23,8 +22,6 @@ CALIBRATION_BINS = 15
 TOP = 5  # classes whose log-probabilities are kept
 # By which logits are multiplied to find the temperature that fits a run best, e^-5 to e^2.5
 TEMPERATURES = np.exp(np.linspace(-5, 2.5, 26))
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 Metrics = dict[str, float]
 # Of each kind of task, the metric that arms are compared by where the task names none.
 HEADLINES = {
@@ -102,7 +99,7 @@ def can_be_averaged(metrics: Collection[str]) -> bool:
     return len({(METRICS[name].unit, METRICS[name].higher_is_better) for name in metrics}) <= 1
 
 
-def mean_of_directions(values: Sequence[NDArray[Any]]) -> float:
+def mean_of_directions(values: Sequence[Array]) -> float:
     """The metric from its values per sample: the mean over the directions of their means."""
     return float(np.mean([np.mean(samples) for samples in values]))
 
@@ -127,7 +124,7 @@ def at_best_temperature(values_NT: FloatArray) -> FloatArray:
     return fitted
 
 
-def calibration_error(confidence_N: FloatArray, correct_N: NDArray[np.bool_]) -> float:
+def calibration_error(confidence_N: FloatArray, correct_N: Mask) -> float:
     """Expected calibration error with 15 bins of equal width (Guo et al. 2017, equation 3).
 
     `confidence_N` is the probability of the best class. A bin holds its upper edge.
@@ -138,7 +135,7 @@ def calibration_error(confidence_N: FloatArray, correct_N: NDArray[np.bool_]) ->
     return float(np.abs(hits - confidence).sum() / len(confidence_N))
 
 
-def f1_macro(label_N: NDArray[Any], predicted_N: NDArray[Any]) -> float:
+def f1_macro(label_N: Array, predicted_N: Array) -> float:
     """The mean over the classes that have samples of the harmonic mean of precision and recall."""
     classes = int(max(label_N.max(), predicted_N.max())) + 1
     hits_C = np.bincount(label_N[label_N == predicted_N], minlength=classes)
@@ -148,9 +145,7 @@ def f1_macro(label_N: NDArray[Any], predicted_N: NDArray[Any]) -> float:
     return float((2 * hits_C[present] / total_C[present]).mean())
 
 
-def worst_group(
-    correct_N: NDArray[np.bool_], group_N: NDArray[Any], ignored: Sequence[str] = ()
-) -> float:
+def worst_group(correct_N: Mask, group_N: Array, ignored: Sequence[str] = ()) -> float:
     """The lowest share of right samples over the groups. ValueError where none is left."""
     shares = []
     for group in np.unique(group_N):
@@ -166,10 +161,10 @@ def worst_group(
 # --- values per sample ----------------------------------------------------------------------------
 
 
-def _column(table: pa.Table, name: str) -> NDArray[Any]:
+def _column(table: pa.Table, name: str) -> Array:
     if name not in table.schema.names:
         raise KeyError(name)
-    values: NDArray[Any] = table[name].to_numpy()
+    values: Array = table[name].to_numpy()
     return values
 
 
@@ -200,7 +195,7 @@ def _class_recall(table: pa.Table) -> list[FloatArray]:
     return [correct_N * weight_C[label_N]]
 
 
-def _by_direction(table: pa.Table, values_N: NDArray[Any], *names: str) -> list[FloatArray]:
+def _by_direction(table: pa.Table, values_N: Array, *names: str) -> list[FloatArray]:
     direction_N = _column(table, "direction")
     return [values_N[direction_N == name].astype(np.float64) for name in names]
 

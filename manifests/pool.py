@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import (
@@ -30,6 +29,7 @@ from clipmill.manifests.aligned import (
     view_names,
     view_shards,
 )
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.commits import Commits, ShardFiles, read_commits
 from clipmill.manifests.layout import (
     NOT_STORED,
@@ -58,7 +58,7 @@ class Part:
 
     shard: str
     table: pa.Table  # the columns that were asked for, in that order
-    kept: NDArray[np.bool_]  # (rows,) the view keeps the row; without a view: it has an image
+    kept: Mask  # (rows,) the view keeps the row; without a view: it has an image
     rule: pa.ChunkedArray  # (rows,) NULL where kept, else the first rule that failed
 
     def kept_rows(self) -> pa.Table:
@@ -483,7 +483,7 @@ class OpenView:
         """The mask of the shard at a position of `shards`, which has so many rows."""
         return self.mask(int(self.shards[number]), rows=rows)
 
-    def kept_rows(self, number: int) -> NDArray[np.int64]:
+    def kept_rows(self, number: int) -> Integers:
         """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
         kept = self.mask(int(self.shards[number]), ["kept"])["kept"]
         return np.flatnonzero(kept.to_numpy())
@@ -529,7 +529,7 @@ class OpenView:
         return None
 
 
-def _position(shards: NDArray[np.int64], shard: int | str) -> int | None:
+def _position(shards: Integers, shard: int | str) -> int | None:
     """Where a shard stands among ascending numbers; None where it does not."""
     number = int(np.searchsorted(shards, int(shard)))
     return number if number < len(shards) and shards[number] == int(shard) else None

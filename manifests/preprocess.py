@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
+
+from clipmill.manifests.arrays import Pixels
 
 # Mean and deviation of each channel of the images that OpenAI trained on. Every CLIP checkpoint
 # expects images that are normalised with them.
@@ -25,7 +26,6 @@ RESIZE_MODES = ("shortest", "squash", "longest", "none")
 # Those of open_clip, whose evaluation takes bicubic for random, and those of Pillow.
 OPEN_CLIP_INTERPOLATIONS = ("bicubic", "bilinear", "random")
 INTERPOLATIONS = ("random", *(each.name.lower() for each in Image.Resampling))
-Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

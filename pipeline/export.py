@@ -34,12 +34,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import yaml
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Bytes, Mask
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import shard_name, uids_checksum
@@ -50,7 +50,6 @@ from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.metadata_join import uid_records, write_uid_array
 from clipmill.pipeline.pool.shard_writer import staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_with
-from clipmill.pipeline.shuffle import Bytes
 from clipmill.pipeline.views.choose import map_units
 from clipmill.pipeline.views.files import HASHED_ROWS, hash_of
 from clipmill.pipeline.views.rules import rule_text
@@ -63,7 +62,6 @@ from clipmill.pipeline.views.rules import rule_text
 
 
 logger = logging.getLogger(__name__)
-Mask = npt.NDArray[np.bool_]
 
 
 class KeptRows:

@@ -39,12 +39,13 @@ import xxhash
 
 from clipmill.filters.table import TEXT_TABLES, Table, is_array
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, Bytes, Integers
 from clipmill.manifests.columns import hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.progress.view import counted_stage
-from clipmill.pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
+from clipmill.pipeline.shuffle import BATCH_ROWS, UID_BYTES, blobs, database, insert
 from clipmill.pipeline.table_files import values
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def read_uid_array(path: str) -> Iterator[Bytes]:
             yield numbers.astype(">u8").view(np.uint8).reshape(-1, UID_BYTES)
 
 
-def _is_pairs(array: npt.NDArray[Any]) -> bool:
+def _is_pairs(array: Array) -> bool:
     return array.ndim == 1 and array.dtype in (PAIR, np.dtype(">u8,>u8"))
 
 
@@ -137,9 +138,6 @@ def key_records(column: pa.ChunkedArray | pa.Array, table: Table) -> Bytes:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, UID_BYTES)
 
 
-Integers = npt.NDArray[np.int64]
-
-
 # --------------------------------------------------------------------------------------------------
 # Tables of other programs: the keys of a file, and the values of some of its rows.
 #
@@ -158,7 +156,6 @@ SCORED_ARRAYS = {
     "clip_b32_similarity_score": ("b32_img", "b32_txt"),
     "clip_l14_similarity_score": ("l14_img", "l14_txt"),
 }
-Rows = npt.NDArray[np.int64]
 
 
 class TableFile:
@@ -182,7 +179,7 @@ class TableFile:
                     f"{self.table.on} in every row"
                 ) from None
 
-    def read_values(self, rows: Rows) -> Iterator[tuple[int, pa.Table]]:
+    def read_values(self, rows: Integers) -> Iterator[tuple[int, pa.Table]]:
         """(position in `rows`, columns of `take`) of ascending rows, piece by piece."""
         if self.table.of_uid_lists:
             (name,) = self.table.take
@@ -260,7 +257,7 @@ class TableFile:
         table: pa.Table,
         sources: dict[str, str],
         arrays: dict[str, npt.NDArray[np.float16]],
-        rows: Rows,
+        rows: Integers,
     ) -> pa.Table:
         columns = {}
         for name, kind in self.table.columns().items():
@@ -340,9 +337,7 @@ class TableFile:
                 )
 
 
-def _checked_array(
-    array: npt.NDArray[Any], name: str, rows: int, width: int
-) -> npt.NDArray[np.float16]:
+def _checked_array(array: Array, name: str, rows: int, width: int) -> npt.NDArray[np.float16]:
     if array.shape != (rows, width):
         raise ValueError(
             f"its array {name} has the shape {array.shape}; it must be ({rows}, {width}): the rows "

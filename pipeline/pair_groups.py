@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.filters import clusters
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray, Integers, Mask
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.planning.planner import host_of
@@ -36,7 +36,6 @@ HOST, RULE = "host", "rule"  # what a group may be by, beside columns
 OTHERS, NOTHING = "others", "no value"
 SHOWN = 60  # characters of a value in the name of a group
 SAMPLE_ROWS = 50_000  # of embeddings that clusters are trained on
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Division:
     """Rows of a pool in groups. of_row: (rows,) the number of each one's group, -1: in none."""
 
     names: tuple[str, ...]
-    of_row: Ints
+    of_row: Integers
 
 
 def group_views(
@@ -74,7 +73,7 @@ def group_views(
     return made
 
 
-def _rows_of(members: NDArray[np.bool_], start: int, stop: int) -> NDArray[np.bool_]:
+def _rows_of(members: Mask, start: int, stop: int) -> Mask:
     return members[start:stop]
 
 
@@ -144,7 +143,7 @@ def _by_values(division: Division, key: str, column: pa.Array, cells: int) -> Di
 def _by_ranges(
     division: Division,
     key: str,
-    values: NDArray[np.float64],
+    values: FloatArray,
     cells: int,
     thresholds: Sequence[float],
 ) -> Division:
@@ -184,7 +183,7 @@ def _by_ranges(
     return _crossed(division, number, names)
 
 
-def _clusters(column: pa.Array, inside: NDArray[np.bool_], cells: int) -> pa.Array:
+def _clusters(column: pa.Array, inside: Mask, cells: int) -> pa.Array:
     """The cluster of each row by spherical k-means; NULL for rows without an embedding."""
     vectors, usable = unit_vectors(column)
     rows = np.flatnonzero(usable & inside)
@@ -194,7 +193,7 @@ def _clusters(column: pa.Array, inside: NDArray[np.bool_], cells: int) -> pa.Arr
     return pa.array(clusters.assign(vectors, centroids), mask=~usable)
 
 
-def _crossed(division: Division, number: Ints, names: Sequence[Sequence[str]]) -> Division:
+def _crossed(division: Division, number: Integers, names: Sequence[Sequence[str]]) -> Division:
     """The groups by `number` inside of each group; empty ones are left out. names: of the numbers,
     for each group.
     """
@@ -209,7 +208,7 @@ def _crossed(division: Division, number: Ints, names: Sequence[Sequence[str]]) -
     return Division(names=tuple(crossed), of_row=of_row)
 
 
-def _mask(commits: Commits, view: str, column: str) -> NDArray[np.bool_] | pa.Array:
+def _mask(commits: Commits, view: str, column: str) -> Mask | pa.Array:
     """A column of the masks of a view: `kept`, or `rule` with NULL as "kept"."""
     masks = Pool(commits).view(view)
     if masks.document.fingerprint != commits.fingerprint:

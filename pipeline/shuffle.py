@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Bytes, Hashes, Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import in_threads
 from clipmill.manifests.ray_runtime import Engine
@@ -64,9 +64,7 @@ FEWEST_ROWS = 256  # of a row group of a file
 ROW_GROUPS = 256  # about as many has a file of more rows: each reader of a place reads the footer
 THREADS = 16  # that read or remove small files: a remote store answers each after about 30 ms
 PLACE = "place"
-Places = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
+Places = Hashes
 
 
 def are_there(folder: str, paths: Sequence[str]) -> Mask:
@@ -272,7 +270,6 @@ KEY_BYTES = UID_BYTES + SHA256_BYTES
 # A key as numbers, first bytes first: DuckDB sorts them in two thirds of the time of a BLOB.
 WORDS = [f"w{number}" for number in range(KEY_BYTES // 8)]
 KEY = ", ".join(WORDS)
-Words = npt.NDArray[np.uint64]
 
 
 def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArray) -> Bytes:
@@ -281,9 +278,9 @@ def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArra
     return np.hstack(binary)
 
 
-def key_columns(keys: Bytes) -> Words:
+def key_columns(keys: Bytes) -> Hashes:
     """(WORDS, rows) of (rows, KEY_BYTES)."""
-    words: Words = np.ascontiguousarray(keys).view(">u8").astype(np.uint64).T
+    words: Hashes = np.ascontiguousarray(keys).view(">u8").astype(np.uint64).T
     return words
 
 

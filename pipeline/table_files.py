@@ -17,12 +17,12 @@ from typing import IO, Any, AnyStr, TextIO
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import refuse_doubled
 from clipmill.manifests.text import valid_text
 
@@ -648,7 +648,7 @@ def _images(
     group: int,
     column: str,
     leaf: str,
-    rows: npt.NDArray[np.int64],
+    rows: Integers,
     size: int,
 ) -> Iterator[dict[int, bytes | None]]:
     first = 0

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.manifests import disk, reader
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.layout import (
     AblationLayout,
     PoolLayout,
@@ -21,7 +22,7 @@ from clipmill.manifests.layout import (
     part_view_name,
     random_view_name,
 )
-from clipmill.manifests.metrics import BoolArray, Metrics
+from clipmill.manifests.metrics import Metrics
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
@@ -250,7 +251,7 @@ def _text_or_number(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         raise ValueError(f"{where} must hold text or whole numbers: {reason}") from None
 
 
-def _as_booleans(column: pa.ChunkedArray, path: str) -> BoolArray:
+def _as_booleans(column: pa.ChunkedArray, path: str) -> Mask:
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     values = column.to_numpy()

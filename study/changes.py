@@ -15,10 +15,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
-from clipmill.manifests.metrics import BoolArray
+from clipmill.manifests.arrays import FloatArray, Integers, Mask
 from clipmill.manifests.schema import TaskSpec
 from clipmill.study.arms import AnyRun, GivenRun, GivenTask
 from clipmill.study.data import data_uri
@@ -36,7 +35,6 @@ NONE: Mapping[int, str] = {}
 WHOLE = "all"  # the kind of the part that all samples are
 SHOWN = 6  # samples of each direction, a dozen in all
 SEED = 20240229
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +42,13 @@ class Answers:
     """The predictions of one arm: a row per seed, a column per sample, classes by number."""
 
     seeds: tuple[int, ...]
-    predicted: IntArray  # (seeds, samples)
-    correct: BoolArray  # (seeds, samples)
+    predicted: Integers  # (seeds, samples)
+    correct: Mask  # (seeds, samples)
 
     @property
-    def right(self) -> NDArray[np.float64]:
+    def right(self) -> FloatArray:
         """(samples,) the share of the seeds that have the sample right."""
-        share: NDArray[np.float64] = self.correct.mean(axis=0)
+        share: FloatArray = self.correct.mean(axis=0)
         return share
 
     def answer(self, sample: int) -> int:
@@ -65,7 +63,7 @@ class Partition:
 
     kind: Literal["class", "group", "cluster"]
     names: tuple[str, ...]
-    of_sample: IntArray
+    of_sample: Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class TaskAnswers:
 
     task: str
     samples: pa.Array
-    label: IntArray  # (samples,)
+    label: Integers  # (samples,)
     classes: tuple[str, ...]
     arms: dict[str, Answers]
     groups: Partition | None
@@ -170,7 +168,7 @@ def _groups(path: str) -> Partition | None:
 
 def _numbered(
     first: pa.Table, by_arm: Mapping[str, Sequence[pa.Table]], names: Sequence[str]
-) -> tuple[IntArray, dict[str, list[IntArray]], tuple[str, ...]]:
+) -> tuple[Integers, dict[str, list[Integers]], tuple[str, ...]]:
     """Labels and predictions as numbers of classes, and the names of the classes."""
     columns = [first["label"]]
     for tables in by_arm.values():
@@ -188,8 +186,8 @@ def _numbered(
     return label, predicted, tuple(classes.to_pylist())
 
 
-def _index(column: pa.ChunkedArray | pa.Array, classes: pa.Array) -> IntArray:
-    rows: IntArray = pc.index_in(column, value_set=classes).to_numpy(zero_copy_only=False)
+def _index(column: pa.ChunkedArray | pa.Array, classes: pa.Array) -> Integers:
+    rows: Integers = pc.index_in(column, value_set=classes).to_numpy(zero_copy_only=False)
     return rows.astype(np.int64)
 
 
@@ -261,7 +259,7 @@ class PartDifferences:
         penalty: Penalty,
     ) -> None:
         self.answers, self.baseline, self.partitions = answers, baseline, partitions
-        self._members: dict[tuple[str, str], IntArray] = {}
+        self._members: dict[tuple[str, str], Integers] = {}
         for partition in partitions:
             order = np.argsort(partition.of_sample, kind="stable")
             starts = np.searchsorted(
@@ -284,7 +282,7 @@ class PartDifferences:
         changes = [self._change(arm, key, members) for key, members in self._members.items()]
         return sorted(changes, key=lambda one: one.baseline - one.arm)
 
-    def _change(self, arm: str, key: tuple[str, str], members: IntArray) -> PartChange:
+    def _change(self, arm: str, key: tuple[str, str], members: Integers) -> PartChange:
         of_arm, of_baseline = (self.answers.arms[name].right for name in (arm, self.baseline))
         before, after = float(of_baseline[members].mean()), float(of_arm[members].mean())
         return PartChange(
@@ -305,9 +303,9 @@ class PartDifferences:
             return change
         return replace(change, low=row.low, high=row.high, verdict=row.verdict)
 
-    def _compare(self, members: IntArray, penalty: Penalty) -> Iterable[Comparison]:
+    def _compare(self, members: Integers, penalty: Penalty) -> Iterable[Comparison]:
         values: dict[str, dict[int, float]] = {}
-        samples: dict[str, dict[int, list[BoolArray]]] = {}
+        samples: dict[str, dict[int, list[Mask]]] = {}
         for arm, answers in self.answers.arms.items():
             of_seeds = dict(zip(answers.seeds, answers.correct[:, members], strict=True))
             values[arm] = {seed: float(right.mean()) for seed, right in of_seeds.items()}
@@ -337,7 +335,7 @@ def _draw(answers: TaskAnswers, arm: str, baseline: str) -> list[int]:
     return rows
 
 
-def _disagreements(answers: TaskAnswers, arm: str, baseline: str) -> tuple[IntArray, IntArray]:
+def _disagreements(answers: TaskAnswers, arm: str, baseline: str) -> tuple[Integers, Integers]:
     """Samples that most seeds of one have right and most seeds of the other wrong."""
     of_arm, of_baseline = answers.arms[arm].right, answers.arms[baseline].right
     gained = np.flatnonzero((of_arm > 0.5) & (of_baseline < 0.5))

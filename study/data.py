@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray, Integers, Mask
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import NOT_STORED, PoolLayout
-from clipmill.manifests.metrics import BoolArray
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import (
     PoolDocument,
@@ -46,7 +46,6 @@ from clipmill.verdict.pages.schema import (
 
 
 KEPT = -1  # the code of a row that no rule rejects
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
@@ -118,8 +117,8 @@ class ArmView:
     view: str
     document: ViewDocument
     columns: PoolColumns
-    kept: BoolArray
-    stored: BoolArray  # rows of the pool that have an image
+    kept: Mask
+    stored: Mask  # rows of the pool that have an image
     failed: NDArray[np.int16]
     outcomes: tuple[str, ...]
 
@@ -241,7 +240,7 @@ UNSAFE_TEXTS = ("NSFW", "LIKELY", "VERY_LIKELY", "TRUE", "YES")
 LIMIT = 0.5  # a score of harm above it counts
 HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]/?#]*\]|[^/?#:]*)"
 
-Masks = Mapping[str, BoolArray]  # "stored" and each view -> rows
+Masks = Mapping[str, Mask]  # "stored" and each view -> rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +252,7 @@ class PoolSample:
     shards: tuple[str, ...]
     rows: int
     whole: bool  # these are all shards
-    masks: dict[str, BoolArray]
+    masks: dict[str, Mask]
 
     @property
     def sampled_rows(self) -> int | None:
@@ -390,14 +389,14 @@ def _histogram(
     )
 
 
-def _divergences(counts: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
+def _divergences(counts: Mapping[str, Integers]) -> dict[str, float]:
     """{view: divergence from the stored rows}."""
     return {
         name: divergence(row, counts["stored"]) for name, row in counts.items() if name != "stored"
     }
 
 
-def divergence(part: NDArray[np.int64], whole: NDArray[np.int64]) -> float:
+def divergence(part: Integers, whole: Integers) -> float:
     """Kullback-Leibler divergence of a part of the rows from all rows, in bits; 0 for no row."""
     if not part.sum():
         return 0.0
@@ -524,7 +523,7 @@ def safety_rates(samples: Sequence[PoolSample]) -> tuple[SafetyRates, ...]:
     return tuple(shown)
 
 
-def _marked(name: str, column: pa.ChunkedArray) -> tuple[BoolArray, BoolArray, str] | None:
+def _marked(name: str, column: pa.ChunkedArray) -> tuple[Mask, Mask, str] | None:
     """(rows that are marked, rows that were judged, what a mark is). None for other types."""
     valid = np.asarray(pc.is_valid(column).to_numpy(), dtype=bool)
     if name.startswith("optout_"):
@@ -600,7 +599,7 @@ def rule_effects(views: Sequence[ArmView]) -> tuple[RuleEffects, ...]:
 def overlap(views: Sequence[ArmView]) -> Overlap:
     """Jaccard index of the rows of each two arms: 1 the same rows, 0 none in common."""
     arms = tuple(dict.fromkeys(view.arm for view in views))
-    rows: dict[str, dict[str, BoolArray]] = {arm: {} for arm in arms}
+    rows: dict[str, dict[str, Mask]] = {arm: {} for arm in arms}
     for view in views:
         other = rows[view.arm].get(view.path)
         rows[view.arm][view.path] = view.kept if other is None else other | view.kept
@@ -610,7 +609,7 @@ def overlap(views: Sequence[ArmView]) -> Overlap:
     return Overlap(arms=arms, jaccard=tuple(matrix))
 
 
-def _jaccard(first: Mapping[str, BoolArray], second: Mapping[str, BoolArray]) -> float:
+def _jaccard(first: Mapping[str, Mask], second: Mapping[str, Mask]) -> float:
     """Of the rows of two arms, by pool. A pool that only one of them uses counts as not shared."""
     both = sum(int((first[pool] & second[pool]).sum()) for pool in first.keys() & second.keys())
     total = sum(int(kept.sum()) for arm in (first, second) for kept in arm.values())
@@ -650,7 +649,7 @@ def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
     return tuple(shown)
 
 
-def _draw(rows: BoolArray) -> list[int]:
+def _draw(rows: Mask) -> list[int]:
     """Some of the rows at random, with a fixed seed."""
     numbers = np.flatnonzero(rows)
     generator = np.random.default_rng(SEED)

@@ -27,12 +27,12 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray, Integers
 from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.records import RunRecord, read_document
 from clipmill.manifests.schema import Blend, TaskSpec
@@ -48,13 +48,12 @@ from clipmill.train.trainer.loop import lock_towers
 from clipmill.train.transforms import normalise
 from clipmill.verdict.stats.groups import LinearFit
 
-FloatArray = NDArray[np.float64]
 BATCH = 1024  # most pairs whose loss is computed together: more negatives change little
 
 
 def group_influence(
     runs: Sequence[str], groups: Blend, task: TaskSpec, *, pairs: int, device: torch.device
-) -> tuple[LinearFit, FloatArray, NDArray[np.int64]]:
+) -> tuple[LinearFit, FloatArray, Integers]:
     """What a pair more of each view of `groups`, in the place of a mean one, does to a task's
     log-probability of the right class: the mean over the models of some runs. It is known up to a
     factor: in each run the mean size over the pairs is 1. Then the (G,) mean losses of the groups'
@@ -91,7 +90,7 @@ def group_influence(
 
 def _of_run(
     run: str, groups: Blend, task: TaskSpec, pairs: int, device: torch.device
-) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.int64]]:
+) -> tuple[FloatArray, FloatArray, FloatArray, Integers]:
     """(G,) of each group: its influence by the model of a run, the standard error of that, the mean
     loss, the number of pairs.
     """

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray
 from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.schema import Blend
@@ -19,7 +20,7 @@ from clipmill.study.influence import group_influence
 from clipmill.study.pair_groups import PairGroup, group_shares, read_groups
 from clipmill.study.results import Study
 from clipmill.verdict.names import primary_task
-from clipmill.verdict.stats.groups import Estimate, FloatArray, parts_of_gain, spearman
+from clipmill.verdict.stats.groups import Estimate, parts_of_gain, spearman
 from clipmill.verdict.stats.model import fit_additive
 
 METRIC = "logprob"  # of the right class: the metric that is differentiated

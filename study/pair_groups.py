@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import ViewDocument, read_document
@@ -28,7 +29,6 @@ from clipmill.verdict.stats.groups import (
     RUNS_PER_GROUP,
     ArmCheck,
     Attribution,
-    FloatArray,
     GroupEffect,
     LinearFit,
     changed_shares,

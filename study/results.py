@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk, identity
+from clipmill.manifests.arrays import Array
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import (
     HEADLINES,
@@ -58,7 +59,7 @@ from clipmill.verdict.tables.account import Account, ColumnRole
 from clipmill.verdict.tables.forms import STUDY_COLUMNS, STUDY_FORM
 from clipmill.verdict.tables.reader import read_results
 
-PerSample = dict[str, tuple[np.ndarray, ...]]  # {metric: values per sample}
+PerSample = dict[str, tuple[Array, ...]]  # {metric: values per sample}
 OTHER_QUESTION = "the study asked another question, and its report answers that one"
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 

@@ -50,11 +50,10 @@ BEYOND = {
 # it.
 ORDER = {
     "manifests": [
-        "text", "installation", "console", "waits", "tls", "columns", "schema", "clip_tokenizer",
-        "preprocess", "hub", "ray_runtime", "telemetry", "disk", "metrics", "content", "web_page",
-        "hashes",
-        "identity", "layout", "commits", "records", "aligned", "pool", "folder_lock", "reader",
-        "__init__",
+        "arrays", "text", "installation", "console", "waits", "tls", "columns", "schema",
+        "clip_tokenizer", "preprocess", "hub", "ray_runtime", "telemetry", "disk", "metrics",
+        "content", "web_page", "hashes", "identity", "layout", "commits", "records", "aligned",
+        "pool", "folder_lock", "reader", "__init__",
     ],
     "filters": [
         "base", "columns", "user_file", "text_overlap", "caption",

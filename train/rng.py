@@ -11,16 +11,15 @@ OOPSLA 2014.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from clipmill.manifests.arrays import FloatArray, Hashes, Integers
 
 MASK = 2**64 - 1
 # 2^64 divided by the golden ratio: the increment of SplitMix64.
 GOLDEN = 0x9E3779B97F4A7C15
 
-Ints = NDArray[np.int64]
 
-
-def _finish(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _finish(z: Hashes) -> Hashes:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -37,17 +36,17 @@ def derive_key(*parts: int) -> int:
     return state
 
 
-def _stream(key: int, index: Ints) -> NDArray[np.uint64]:
+def _stream(key: int, index: Integers) -> Hashes:
     """Numbers `index` of the SplitMix64 stream that starts at `key`."""
     return _finish(np.uint64(key) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
 
 
-def permutation(key: int, length: int) -> Ints:
+def permutation(key: int, length: int) -> Integers:
     """A permutation of 0 … length − 1 that depends on `key` alone."""
     return np.argsort(_stream(key, np.arange(length)), kind="stable")
 
 
-def uniforms(key: int, rows: Ints, count: int) -> NDArray[np.float64]:
+def uniforms(key: int, rows: Integers, count: int) -> FloatArray:
     """(len(rows), count) numbers in [0, 1): each a function of `key`, its row and its column."""
     index = rows[:, None] * count + np.arange(count)
     return (_stream(key, index) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -38,16 +38,14 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk, tls
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.disk import files
 
 # --------------------------------------------------------------------------------------------------
 # Bytes of rows of one tar as few ranged reads. Pure NumPy.
 
-
-Ints = NDArray[np.int64]
 
 # Bytes between two rows that are read and thrown away rather than asked for separately. With 32
 # reads at a time and 50 ms a read, a read costs 1.6 ms of a reader's time and 0.2 ms of the
@@ -63,12 +61,12 @@ PART = 4 * 2**20
 class ByteRanges:
     """Ranged reads of one file, by their first byte, and which of them has a row."""
 
-    start: Ints  # (ranges,)
-    length: Ints  # (ranges,) bytes
-    of_row: Ints  # (rows,) the range that has the bytes of a row
+    start: Integers  # (ranges,)
+    length: Integers  # (ranges,) bytes
+    of_row: Integers  # (rows,) the range that has the bytes of a row
 
 
-def coalesce(offset: Ints, length: Ints) -> ByteRanges:
+def coalesce(offset: Integers, length: Integers) -> ByteRanges:
     """Few ranges that have all rows: each row lies in one of them as a whole.
 
     offset, length: (rows,) in any order; a row may come twice. Two rows share a range where at

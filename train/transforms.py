@@ -26,9 +26,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from clipmill.manifests.arrays import Bytes, FloatArray, Integers, Pixels
 from clipmill.manifests.preprocess import IMAGE_MEAN, IMAGE_STD
 from clipmill.train.late_torch import torch
 from clipmill.train.rng import derive_key, uniforms
@@ -45,9 +45,9 @@ class ThreadBuffer(threading.local):
     """Bytes of one thread; every thread that uses it has its own."""
 
     def __init__(self) -> None:
-        self._array: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._array: Bytes = np.empty(0, np.uint8)
 
-    def take(self, size: int) -> NDArray[np.uint8]:
+    def take(self, size: int) -> Bytes:
         """(size,) bytes, not initialised. The next call in this thread gives the same memory."""
         if len(self._array) < size:
             self._array = np.empty(size, np.uint8)
@@ -68,7 +68,6 @@ class ThreadBuffer(threading.local):
 # open_clip drops the transparency, and 16 bits of grey are scaled to 8, where it cuts at 255.
 
 
-Pixels = NDArray[np.uint8]
 PIXELS_VERSION = 2  # of the pixels that a crop gives; 1: resized by Pillow
 TRIES = 10  # shapes that are tried before the crop falls back to the centre, as in torchvision
 NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then its position
@@ -77,9 +76,7 @@ LOG_ASPECT = math.log(4 / 3)
 BOX = ThreadBuffer()  # the pixels of a crop before it is resized
 
 
-def crop_numbers(
-    seed: int, step: int, rows: NDArray[np.int64], crop_min: float
-) -> NDArray[np.float64]:
+def crop_numbers(seed: int, step: int, rows: Integers, crop_min: float) -> FloatArray:
     """(len(rows), NUMBERS) for the crops of the samples at `rows` of the global batch of `step`.
 
     First TRIES pairs of width and height, relative to the root of the image's area; then two

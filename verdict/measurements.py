@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array
 from clipmill.manifests.metrics import METRICS
 from clipmill.verdict.stats.analysis import TaskScores
 
@@ -57,7 +57,7 @@ class Measurement:
     scale: int | None = None
     test_samples: int = 0
     chance: float | None = None
-    per_sample: tuple[np.ndarray, ...] | None = None
+    per_sample: tuple[Array, ...] | None = None
     source: str = ""
     sha256: str = ""
 
@@ -133,7 +133,7 @@ class Measurements:
         is known of the metric.
         """
         kind, places = METRICS[metric], self._places.get((task, metric), {})
-        samples: dict[str, dict[int, list[np.ndarray]]] = {}
+        samples: dict[str, dict[int, list[Array]]] = {}
         if "per_sample" in self.table.column_names:
             column = self.table["per_sample"].combine_chunks()
             for (arm, seed), row in places.items():

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
 from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict.measurements import Measurement, Measurements, RunKey
@@ -160,7 +161,7 @@ def expected_runs(
         noise = run_sd * generator.standard_normal((len(arms), len(ablation.seeds)))
         values = noise + np.array(shift)[:, None]
 
-        def read(arm: str, seed: int, values: np.ndarray = values) -> Measurement:
+        def read(arm: str, seed: int, values: Array = values) -> Measurement:
             noise = float(values[arms.index(arm), ablation.seeds.index(seed)])
             value = 0.5 + noise  # in the middle of the range of a share
             return Measurement(arm=arm, seed=seed, task=name, metric=metric, value=value)

@@ -41,9 +41,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from clipmill.manifests import console, disk
+from clipmill.manifests.arrays import FloatArray
 from clipmill.verdict.decide.blends import Swarm, choose_blend, is_found_taken
 from clipmill.verdict.stats import mixing
-from clipmill.verdict.stats.mixing import FloatArray
 
 RESULT = ROOT / "benchmarks" / "results" / "mixing_laws.json"
 RUNS = (24, 32, 64, 128)

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Float32Array
 from clipmill.train.config import TrainConfig
 from clipmill.train.formats.onnx_export import (
     CONFIG_FILE,
@@ -52,8 +51,8 @@ class Unavailable(Exception):
 class Outputs(NamedTuple):
     """Unit vectors in host memory, fp32."""
 
-    image_BE: NDArray[np.float32]
-    text_BE: NDArray[np.float32]
+    image_BE: Float32Array
+    text_BE: Float32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

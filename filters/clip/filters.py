@@ -13,18 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from clipmill.filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter, described
-from clipmill.filters.clip.model import ClipFilter, model_config
+from clipmill.filters.clip.model import ClipFilter, Embeddings, model_config
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
 
 # --------------------------------------------------------------------------------------------------
 # Embeddings of images and captions under a CLIP, stored once for everything that reads them.
-
-
-Embeddings = NDArray[np.float32]
 
 
 @dataclass(kw_only=True)
@@ -87,9 +84,7 @@ class Embed(ClipFilter):
         return columns
 
 
-def fixed_lists(
-    rows_BE: Embeddings, kind: pa.DataType, lacking: NDArray[np.bool_] | None = None
-) -> pa.Array:
+def fixed_lists(rows_BE: Embeddings, kind: pa.DataType, lacking: Mask | None = None) -> pa.Array:
     """An Arrow array of `kind`, a fixed-size list of fp16; NULL where `lacking` is true."""
     values = pa.array(rows_BE.astype(np.float16).reshape(-1), pa.float16())
     mask = None if lacking is None else pa.array(lacking)
@@ -98,7 +93,7 @@ def fixed_lists(
 
 def stored_embeddings(
     columns: pa.Table | Mapping[str, Any], instance: str, tower: str
-) -> tuple[Embeddings, NDArray[np.bool_]]:
+) -> tuple[Embeddings, Mask]:
     """(rows, width) fp32 of a stored column of an `embed` instance, of length 1 again, and
     which rows have one. Rows without one are zero.
 
@@ -122,9 +117,6 @@ def _stored_column(columns: pa.Table | Mapping[str, Any], instance: str, tower: 
 
 BLOCK = 4  # batches of rows that are loaded together: 268 MB of fp16 at a width of 512
 STRIPE = 1 << 24  # similarities computed at a time, 64 MB
-
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 
 @dataclass(kw_only=True)
@@ -213,7 +205,7 @@ class ClipLoss(PoolFilter):
         return np.flatnonzero(there).astype(np.int64)
 
 
-def _hashes(uids: Iterable[str], seed: int, number: int) -> NDArray[np.uint64]:
+def _hashes(uids: Iterable[str], seed: int, number: int) -> Hashes:
     """(rows,) independent for each number of a round."""
     suffix = f"/{seed}/{number}"
     values = [xxhash.xxh3_64_intdigest((uid + suffix).encode()) for uid in uids]
@@ -221,8 +213,8 @@ def _hashes(uids: Iterable[str], seed: int, number: int) -> NDArray[np.uint64]:
 
 
 def pair_losses(
-    image_BE: Floats, text_BE: Floats, temperature: float, device: str = "cpu"
-) -> Floats:
+    image_BE: Float32Array, text_BE: Float32Array, temperature: float, device: str = "cpu"
+) -> Float32Array:
     """(B,) cosine less half the temperature times both log-sum-exps over the batch.
 
     Similarities are computed in stripes of STRIPE values, in fp32 without TF32. The text side is
@@ -243,7 +235,7 @@ def pair_losses(
         of_images[start : start + stripe] = torch.logsumexp(similarities, dim=1)
         of_texts = torch.logaddexp(of_texts, torch.logsumexp(similarities, dim=0))
     losses = cosines - temperature / 2 * (of_images + of_texts)
-    scores: Floats = losses.cpu().numpy()
+    scores: Float32Array = losses.cpu().numpy()
     return scores
 
 
@@ -305,9 +297,9 @@ class ClipScore(ClipFilter):
         return {"clip_score": cosine(image_BE, text_BE)}
 
 
-def cosine(image_BE: NDArray[np.float32], text_BE: NDArray[np.float32]) -> NDArray[np.float32]:
+def cosine(image_BE: Float32Array, text_BE: Float32Array) -> Float32Array:
     """(B,) of embeddings of length 1."""
-    products_B: NDArray[np.float32] = np.einsum("be,be->b", image_BE, text_BE)
+    products_B: Float32Array = np.einsum("be,be->b", image_BE, text_BE)
     return products_B
 
 
@@ -323,10 +315,10 @@ class Layers:
     """Fully connected layers: output = input @ weight.T + bias. mean and variance of the input
     are None where the file has none."""
 
-    weights: tuple[Floats, ...]  # (out, in) each
-    biases: tuple[Floats, ...]  # (out,) each
-    mean: Floats | None = None
-    variance: Floats | None = None
+    weights: tuple[Float32Array, ...]  # (out, in) each
+    biases: tuple[Float32Array, ...]  # (out,) each
+    mean: Float32Array | None = None
+    variance: Float32Array | None = None
 
 
 @dataclass(kw_only=True)
@@ -393,7 +385,9 @@ class Head(Filter):
         return {"head": np.where(there, scores_B, np.float32(np.nan))}
 
 
-def apply(layers: Layers, rows_BE: Floats, hidden: str = "none", last: str = "none") -> Floats:
+def apply(
+    layers: Layers, rows_BE: Float32Array, hidden: str = "none", last: str = "none"
+) -> Float32Array:
     """(B, outputs) fp32 of embeddings (B, E)."""
     values = rows_BE
     if layers.mean is not None and layers.variance is not None:
@@ -406,11 +400,11 @@ def apply(layers: Layers, rows_BE: Floats, hidden: str = "none", last: str = "no
     return values
 
 
-def activation(values: Floats, kind: str) -> Floats:
+def activation(values: Float32Array, kind: str) -> Float32Array:
     """none, relu, gelu (exact), tanh, sigmoid, or softmax over the last axis."""
     from scipy import special
 
-    functions: dict[str, Callable[[Floats], Any]] = {
+    functions: dict[str, Callable[[Float32Array], Any]] = {
         "none": np.asarray,
         "relu": lambda x: np.maximum(x, 0),
         "gelu": lambda x: x * 0.5 * (1 + special.erf(x / np.sqrt(2))),
@@ -467,7 +461,7 @@ def _natural_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _read_tensors(path: Path) -> dict[str, Floats]:
+def _read_tensors(path: Path) -> dict[str, Float32Array]:
     """Named tensors in fp32. A pickle is read without executing what it contains."""
     tensors: Mapping[str, Any]
     if path.suffix == ".npz":

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.filters.base import FREE, Filter, package_folder, with_options
 from clipmill.filters.picture import PIXELS
 from clipmill.manifests import disk, preprocess
+from clipmill.manifests.arrays import Float32Array, Integers, Pixels
 from clipmill.manifests.clip_tokenizer import with_long_words
 from clipmill.manifests.hub import check_open_clip, check_repository, pinned, snapshot
 
@@ -77,8 +77,6 @@ def run_batches(
 # float32. `Preprocess.pixels` stops before them, at uint8, and `Preprocess.normalised` does both in
 # one pass over a batch. Values are the same to the last bit.
 
-
-Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 # The last steps of open_clip's validation transforms, whatever precedes them.
 FLOAT_STEPS = ["MaybeToTensor", "Normalize"]
@@ -192,8 +190,6 @@ def _resized_by_torch(pixels_HWC: Pixels, width: int, height: int, interpolation
 # context of 16 in place of 77, which is a fifth of the work.
 
 
-Integers = NDArray[np.int64]
-
 # A context is the length of a caption rounded up to a multiple of this, so that a batch has few
 # lengths and that the context of a caption does not depend on the other captions.
 CONTEXT_STEP = 8
@@ -277,7 +273,7 @@ PREPROCESS_THREADS = min(8, os.cpu_count() or 1)
 BATCH: dict[str, Any] = {**FREE, "least": 1}
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
-Embeddings = NDArray[np.float32]  # (rows, width), each row of length 1
+Embeddings = Float32Array  # (rows, width), each row of length 1
 
 
 @dataclass(kw_only=True)

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name
 
 # --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Commits:
         fingerprint, totals: those of the index, where it is closed.
         """
         self.pool, self.table = pool, table
-        self._shards: NDArray[np.int64] = np.asarray(table["shard"].to_numpy(), np.int64)
+        self._shards: Integers = np.asarray(table["shard"].to_numpy(), np.int64)
         assert bool((np.diff(self._shards) > 0).all()), "shards are not in order"
         self._fingerprint, self._totals = fingerprint, totals
 
@@ -209,7 +209,7 @@ class Commits:
         return cls(pool, to_table(sorted(records, key=lambda record: int(record.shard))))
 
     @property
-    def shards(self) -> NDArray[np.int64]:
+    def shards(self) -> Integers:
         """(shards,) their numbers, ascending."""
         return self._shards
 
@@ -230,7 +230,7 @@ class Commits:
         """The names of the shards."""
         return (shard_name(int(shard)) for shard in self._shards)
 
-    def only(self, shards: NDArray[np.int64]) -> Commits:
+    def only(self, shards: Integers) -> Commits:
         """Those of some shards."""
         return Commits(
             self.pool, self.table.filter(pc.is_in(self.table["shard"], pa.array(shards)))
@@ -256,7 +256,7 @@ class Commits:
         position = self.position(shard)
         return None if position is None else next(to_records(self.table.slice(position, 1)))
 
-    def records(self, mask: NDArray[np.bool_] | None = None) -> Iterator[CommitRecord]:
+    def records(self, mask: Mask | None = None) -> Iterator[CommitRecord]:
         """Every commit record, or those of a mask, one after another."""
         return to_records(self.table if mask is None else self.table.filter(pa.array(mask)))
 
@@ -311,7 +311,7 @@ class Commits:
                 totals[row["reason"]] = totals.get(row["reason"], 0) + row["count_sum"]
         return dict(sorted(totals.items()))
 
-    def lost(self) -> NDArray[np.int64]:
+    def lost(self) -> Integers:
         """(shards,) rows of each shard that have a reason."""
         parts = [np.zeros(0, np.int64)]
         for chunk in self.table["reasons"].chunks:
@@ -359,7 +359,7 @@ def in_threads(work: Callable[[T], R], items: Iterable[T], count: int = READERS)
             yield from threads.map(work, batch)
 
 
-def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
+def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, Integers]:
     """(keys, values, (rows + 1,) where the entries of each row begin) of a map of counts, which may
     be a slice of a longer one.
     """
@@ -368,7 +368,7 @@ def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]
     return counts.keys.slice(first, length), counts.items.slice(first, length), offsets - first
 
 
-def sidecars_hash(shards: NDArray[np.int64], sidecars: pa.ChunkedArray) -> str:
+def sidecars_hash(shards: Integers, sidecars: pa.ChunkedArray) -> str:
     """What `disk.content_hash` gives for {name: sidecar_sha256}: its keys are in text order."""
     names = pc.utf8_lpad(pc.cast(pa.array(shards), pa.string()), SHARD_DIGITS, "0")
     order = pc.sort_indices(names)  # 100000 comes before 99999

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.aligned import view_names
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
@@ -202,7 +202,7 @@ def _record_problems(commits: Commits) -> Iterator[str]:
             )
 
 
-def _ints(commits: Commits, name: str) -> NDArray[np.int64]:
+def _ints(commits: Commits, name: str) -> Integers:
     return np.asarray(commits.column(name).to_numpy(), np.int64)
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles, is_current, view_names, view_shards
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import (
@@ -85,7 +85,7 @@ class ShardRows:
     """What other files must agree with: one shard's sidecar."""
 
     checksum: str  # of the uids
-    stored: npt.NDArray[np.bool_]
+    stored: Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +325,7 @@ def _mask_problem(table: pa.Table, rows: ShardRows, kept: int) -> str:
     return ""
 
 
-def _flags(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+def _flags(column: pa.ChunkedArray) -> Mask:
     return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
 
 
@@ -347,7 +347,6 @@ FROM (
 )
 """
 T = TypeVar("T", ViewDocument, ViewRulesDocument, ScoreSetDocument)
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from clipmill.manifests.aligned import (
     write_changed,
     write_view_shards,
 )
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, in_threads, read_commits
 from clipmill.manifests.layout import (
@@ -70,7 +71,6 @@ PURGED = "purged"
 KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone in a sidecar
 KEPT_IN_PLAN = ("uid", "part", "row", "shard", "position", "retry_of")
 THREADS = 4  # shards that are written again at a time; Arrow and hashlib free the GIL
-Mask = npt.NDArray[np.bool_]
 Plain = dict[str, Any]
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import PoolLayout
@@ -35,7 +35,6 @@ MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second
 ROW_GROUP = 2**16
 UID_DIGITS = 32
 ENTRIES = pa.schema([("hash", pa.uint64()), ("shard", pa.int32())])
-Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
@@ -122,7 +121,7 @@ def _ranges_of_table(pool: str) -> Integers | None:
     return np.array(metadata["shards"], np.int64).reshape(-1, 2)
 
 
-def _covered(ranges: Integers | None, shards: Integers) -> npt.NDArray[np.bool_]:
+def _covered(ranges: Integers | None, shards: Integers) -> Mask:
     """(shards,) True where a shard is in a range; ranges: see `_ranges_of_table`."""
     if ranges is None:
         return np.zeros(len(shards), np.bool_)

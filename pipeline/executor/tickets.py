@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clipmill import OWN
 from clipmill.manifests import waits
+from clipmill.manifests.arrays import Integers
 from clipmill.pipeline.progress.state import Measurer, StageCounter
 
 # --------------------------------------------------------------------------------------------------
@@ -34,9 +34,6 @@ from clipmill.pipeline.progress.state import Measurer, StageCounter
 # one, because different groups do not share a slow host; otherwise the next ones of the groups
 # that it has. When a worker dies, each ticket that it was running is tried again alone, so that
 # the next death shows which ticket caused it.
-
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg,
 from cykooz_resizer import Resizer as Kernels
 from PIL import Image, ImageChops, ImageFilter
 
+from clipmill.manifests.arrays import Pixels
 from clipmill.pipeline.images import header
 from clipmill.pipeline.images.header import Extension, Header, Limits, RejectedImage
 
@@ -90,7 +91,6 @@ def apply_transform(image: Image.Image, transform: ImageCmsTransform) -> Image.I
 
 
 Size = tuple[int, int]  # width, height
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]  # RGB, (height, width, 3)
 # Factors up to which one filter is as near to the mean over areas as four passes, or within 0.4 dB
 # after JPEG at less than half of the time.
 LARGEST_LINEAR, LARGEST_ONE_PASS = 1.3, 1.6

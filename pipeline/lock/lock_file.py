@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clipmill.filters.optout import refuses
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.records import Threshold
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
@@ -230,7 +230,6 @@ REASONS = (
     "optout_site",
 )
 COLUMNS = ["uid", "url", "reason", "optout"]  # of the sidecar that decide
-Mask = npt.NDArray[np.bool_]
 
 
 def withheld_rows(table: pa.Table, refused_uids: pa.Array, user_agent: str | None) -> Mask:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.filters.optout import RESPECT, refusing_signals
 from clipmill.manifests import disk, identity
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import shard_name
@@ -58,7 +58,6 @@ FROM_PLAN = ["uid", "title", "anchor", "robots", "license"]
 # What decides the bytes of a stored image.
 LIBRARIES = ("numpy", "pillow", "simplejpeg")
 HEX = r"^[0-9a-f]{64}$"
-Bools = npt.NDArray[np.bool_]
 
 
 def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> LockFile:
@@ -269,7 +268,7 @@ class _LockWriter:
         )
 
 
-def _hidden(column: Any, hidden: Bools, field: pa.Field) -> pa.Array:
+def _hidden(column: Any, hidden: Mask, field: pa.Field) -> pa.Array:
     """A column of a lock: NULL, withheld or not kept in the rows of a mask."""
     value: bool | str | None = None
     if field.name == "lock_outcome":

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from clipmill.manifests import disk, identity, reader
+from clipmill.manifests.arrays import Bytes, Integers, Mask
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.pool import Pool
@@ -34,7 +34,6 @@ from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.shuffle import (
     BATCH_ROWS,
     KEY,
-    Bytes,
     create_keyed,
     database,
     hash_flagged,
@@ -361,7 +360,7 @@ class _Match:
     rows_sha256: str
     in_locks: int
 
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+    def rows(self, start: int, stop: int) -> Mask:
         """(stop - start,) which rows of the pool are in it."""
         part = self.bits[start >> 3 : (stop + 7) >> 3]
         flags = np.unpackbits(part, bitorder="little")[start & 7 :][: stop - start]
@@ -503,7 +502,7 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
     counts = commits.column("count").to_numpy()
     firsts = np.cumsum(counts) - counts
 
-    def read(position: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    def read(position: int) -> tuple[Bytes, Integers]:
         shard = int(commits.shards[position])
         table = Pool(commits).read(shard, ["uid", "sha256", "status"])
         known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from clipmill.filters import make
 from clipmill.filters.clip.model import ClipFilter, ClipModel, shared_model
+from clipmill.manifests.arrays import Float32Array, Integers, Mask
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import FilterSpec
@@ -46,7 +47,7 @@ class TextModel:
         self._model: ClipModel | None = None
         self._lock = threading.Lock()
 
-    def embed(self, text: str) -> NDArray[np.float32]:
+    def embed(self, text: str) -> Float32Array:
         """(width,) of length 1. ValueError where the model cannot be had."""
         with self._lock:
             if self._model is None:
@@ -87,14 +88,13 @@ class TextModel:
 
 MOST_VALUES = 50_000_000  # of all embeddings in memory, 200 MB
 MOST_ALIKE = 24
-Vectors = NDArray[np.float32]
 
 
 class Alike:
     """Normalised embeddings of some rows. `name`: their score set. `text_model`: its model."""
 
     def __init__(
-        self, name: str, rows: NDArray[np.int64], vectors: Vectors, text_model: TextModel
+        self, name: str, rows: Integers, vectors: Float32Array, text_model: TextModel
     ) -> None:
         self.name, self.rows, self._vectors, self.text_model = name, rows, vectors, text_model
 
@@ -107,8 +107,8 @@ class Alike:
             column = _embedding_column(pool.score_schema(name), document)
             if column is None:
                 continue
-            numbers: list[NDArray[np.int64]] = []
-            parts: list[Vectors] = []
+            numbers: list[Integers] = []
+            parts: list[Float32Array] = []
             size = 0
             for position, shard in enumerate(pool_rows.shards.tolist()):
                 values = pool.read(shard, [column], {column: name})[column].combine_chunks()
@@ -145,7 +145,7 @@ class Alike:
         rows: list[int] = self.rows[self._order(wanted, most)].tolist()
         return rows
 
-    def _order(self, wanted: Vectors, most: int) -> NDArray[np.int64]:
+    def _order(self, wanted: Float32Array, most: int) -> Integers:
         """Positions of the `most` nearest vectors, the nearest first."""
         likeness = self._vectors @ wanted
         some = np.argpartition(-likeness, min(most, len(likeness)) - 1)[:most]
@@ -163,13 +163,13 @@ def _embedding_column(schema: pa.Schema, document: ScoreSetDocument) -> str | No
     return able[0] if able and able[0] in document.columns else None
 
 
-def _normalised(values: pa.FixedSizeListArray) -> Vectors:
+def _normalised(values: pa.FixedSizeListArray) -> Float32Array:
     """(rows, width) of length 1; a vector of zeros stays one."""
     width = values.type.list_size
     flat = values.flatten().to_numpy(zero_copy_only=False)
     vectors = np.nan_to_num(np.asarray(flat, np.float32).reshape(-1, width))
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Vectors = np.divide(vectors, np.maximum(lengths, 1e-12), dtype=np.float32)
+    scaled: Float32Array = np.divide(vectors, np.maximum(lengths, 1e-12), dtype=np.float32)
     return scaled
 
 
@@ -263,7 +263,7 @@ class Answers:
             raise ValueError(f"there is no column of numbers {name!r}")
         return self.survey.columns[name]
 
-    def _scope(self, view: str, column: str) -> NDArray[np.bool_]:
+    def _scope(self, view: str, column: str) -> Mask:
         if view and view not in self.survey.detailed:
             raise ValueError(f"the page has no view {view!r}")
         return self.survey.scope(view, column)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import view_names
+from clipmill.manifests.arrays import Array, Bytes, Integers, Mask
 from clipmill.manifests.columns import REASONS, SIDECAR
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
@@ -45,7 +46,6 @@ SHOWN = (
     "original_height", "http_status", "content_type", "image_offset", "image_length",
     "page_url", "page_lang", "elapsed_ms", "attempts",
 )  # fmt: skip
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class PoolRows:
 
     commits: Commits
     table: pa.Table
-    shards: NDArray[np.int64]  # (shards,) that were read
-    first_rows: NDArray[np.int64]  # (shards + 1,) where each begins in the table
+    shards: Integers  # (shards,) that were read
+    first_rows: Integers  # (shards + 1,) where each begins in the table
     stored: Mask
     views: tuple[PoolView, ...]
     meanings: Mapping[str, tuple[str, str]]  # column -> (source, meaning)
@@ -158,7 +158,7 @@ def _view_documents(pool: str, view: str | None, problems: list[str]) -> dict[st
     return documents
 
 
-def _sample(commits: Commits, most_rows: int) -> NDArray[np.int64]:
+def _sample(commits: Commits, most_rows: int) -> Integers:
     """All shards, or some with at most `most_rows` rows, and at least one."""
     if commits.totals.rows <= most_rows:
         return commits.shards
@@ -240,7 +240,7 @@ def _view(
     commits: Commits,
     name: str,
     document: ViewDocument,
-    shards: NDArray[np.int64],
+    shards: Integers,
     is_current: bool,
     problems: list[str],
 ) -> PoolView:
@@ -285,7 +285,6 @@ NUMBERS_NOT_SHOWN = frozenset(
     {"image_offset", "text_offset", "json_offset", "text_length", "json_length", "warc_offset"}
 )
 EXACT = Context(prec=60)
-Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +295,7 @@ class NumberColumn:
     name: str
     type: pa.DataType
     rows: NDArray[np.int32]
-    values: Values
+    values: Array
     nulls: int
     nans: int
 
@@ -340,7 +339,7 @@ def number_columns(rows: PoolRows) -> Iterator[NumberColumn]:
 def number_column(name: str, column: pa.ChunkedArray, numbers: NDArray[np.int32]) -> NumberColumn:
     """column: the values of the stored rows; numbers: their row numbers."""
     valid = np.asarray(column.is_valid().to_numpy(), np.bool_)
-    values: Values = pc.drop_null(column).to_numpy()
+    values: Array = pc.drop_null(column).to_numpy()
     of_values = numbers[valid]
     nans = 0
     if pa.types.is_floating(column.type):
@@ -360,7 +359,7 @@ def number_column(name: str, column: pa.ChunkedArray, numbers: NDArray[np.int32]
     )
 
 
-def positions(column: NumberColumn, most: int) -> NDArray[np.int64]:
+def positions(column: NumberColumn, most: int) -> Integers:
     """Places in the sorted values where another value begins: all, or `most` of them at about
     equal distances in rank. An infinite value is no threshold."""
     values = column.values
@@ -422,7 +421,7 @@ def _shortest(low: Decimal | None, high: Decimal) -> str:
         exponent -= 1
 
 
-def counts_below(column: NumberColumn, scope: Mask, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def counts_below(column: NumberColumn, scope: Mask, places: Integers) -> Integers:
     """(places,) rows of a scope with a value before each place. scope: (rows of the table,)."""
     ends = np.concatenate([[0], np.cumsum(scope[column.rows], dtype=np.int64)])
     return np.asarray(ends[places], np.int64)
@@ -470,7 +469,7 @@ class RowDraw:
         numbers = np.flatnonzero(mask)
         return self.of_numbers(numbers, count)
 
-    def of_numbers(self, numbers: NDArray[Any], count: int) -> tuple[int, ...]:
+    def of_numbers(self, numbers: Array, count: int) -> tuple[int, ...]:
         """The same for row numbers."""
         most = count * CANDIDATES
         if len(numbers) > most:
@@ -613,7 +612,7 @@ class Histogram:
     everything below its upper edge, the last one everything from its lower edge on."""
 
     edges: tuple[float, ...]  # (bins + 1,) finite
-    places: NDArray[np.int64]
+    places: Integers
     cut_below: bool  # values lie below the first edge
     cut_above: bool
 
@@ -756,7 +755,7 @@ def _value_table(rows: PoolRows, name: str, kept: Mapping[str, Mask]) -> dict[st
     values = encoded.dictionary.to_pylist()
     codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
 
-    def counts(of_scope: NDArray[Any]) -> NDArray[np.int64]:
+    def counts(of_scope: Array) -> Integers:
         return np.bincount(of_scope, minlength=len(values) + 1)
 
     total, stored = counts(codes), counts(codes[rows.stored])
@@ -833,7 +832,7 @@ def view_effects(
     times = np.zeros(rows.table.num_rows, np.int16)
     only = np.zeros(rows.table.num_rows, np.int16)  # number of the rule that rejected a row last
     without: dict[str, Mask] = {}
-    packed: list[tuple[int, int, NDArray[np.uint8]]] = []  # (rejected, -rule, bits)
+    packed: list[tuple[int, int, Bytes]] = []  # (rejected, -rule, bits)
     first = _counts_by_rule(view.first_rule)
     lines: list[RuleLine] = []
     known = True
@@ -879,7 +878,7 @@ def view_effects(
     )
 
 
-def _both(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
+def _both(one: Bytes, other: Bytes) -> int:
     """Set bits that two bit fields share."""
     return int(np.bitwise_count(one & other).sum())
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.text import is_printable, valid_text
 from clipmill.pipeline.pool.shard_writer import end_mark, member_block
 from clipmill.pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_copy
@@ -26,7 +26,6 @@ from clipmill.pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_c
 PARTS = ("image", "text", "json")  # members of a sample
 UNSAFE = re.compile(r"\\|^[A-Za-z]:")  # what other systems read as a folder or a drive
 ODD = re.compile(r"[^A-Za-z0-9_.-]")  # in an extension
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.filters import FILTERS, instances_of, specs_of_recipe
 from clipmill.filters.base import FilterBase, PoolFilter, set_id
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import Bundle, BundleWriter
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import (
     BUNDLE_SHARDS,
@@ -356,7 +356,7 @@ READERS = 16  # footers that are read at a time: a remote store answers each aft
 FEW_BUNDLES = 8  # that are made in this process: workers would take longer to start
 
 
-def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -> NDArray[np.bool_]:
+def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -> Mask:
     """(shards,) True where the set has columns of the shard as it is committed now.
 
     fingerprint: of columns that depend on the whole pool, that of the pool that they must be of.
@@ -404,9 +404,7 @@ def bundle_runs(commits: Commits) -> list[range]:
     return [range(*ends) for ends in itertools.pairwise([*starts, len(commits)])]
 
 
-def _metadata_of(
-    layout: PoolLayout, name: str, shards: NDArray[np.int64], there: set[str]
-) -> Metadata:
+def _metadata_of(layout: PoolLayout, name: str, shards: Integers, there: set[str]) -> Metadata:
     """The same of one bundle. A file of its own is newer than the bundle. `there`: the files of
     the set."""
     first = int(shards[0])

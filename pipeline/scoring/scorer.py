@@ -16,6 +16,7 @@ from clipmill.filters.columns import valid_in_all
 from clipmill.filters.table import Table
 from clipmill.manifests import disk, ray_runtime
 from clipmill.manifests.aligned import parquet_bytes
+from clipmill.manifests.arrays import Array
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name
 from clipmill.manifests.ray_runtime import Engine, settled
@@ -264,7 +265,7 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
     return failed
 
 
-def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[Any, Any]:
+def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> Array:
     """(shards,) True where the set has no columns of the shard as it is committed now; where they
     depend on the whole pool, of the pool as it is now."""
     return ~scored_shards(commits, name, commits.fingerprint if whole_pool else None)
@@ -273,7 +274,7 @@ def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[
 # --- tickets and documents ------------------------------------------------------------------------
 
 
-def _tickets(commits: Commits, lacking: Mapping[str, np.ndarray[Any, Any]]) -> Tickets:
+def _tickets(commits: Commits, lacking: Mapping[str, Array]) -> Tickets:
     """One ticket for each shard that lacks columns of a set. It names the sets that the shard
     lacks."""
     sets = list(lacking)

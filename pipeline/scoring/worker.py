@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image
 
 from clipmill.filters import Instance, WorkerSpec
@@ -27,6 +26,7 @@ from clipmill.filters.picture import FRAMES, PIXELS
 from clipmill.filters.user_file import error_line
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import parquet_bytes
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.tickets import Ticket
@@ -45,7 +45,6 @@ JPEG_START = b"\xff\xd8\xff"
 FILE_OBJECT = re.compile(r" ?<_io\.BytesIO [^>]*>")  # in Pillow's errors
 logger = logging.getLogger(__name__)
 
-Positions = NDArray[np.int64]
 Decoding = list["Future[Image.Image | None]"]
 
 
@@ -55,7 +54,7 @@ def chunks(
     record: CommitRecord,
     decoded: bool,
     prepare: Sequence[Callable[[Image.Image], None]] = (),
-) -> Iterator[tuple[Positions, list[Image.Image | None] | None]]:
+) -> Iterator[tuple[Integers, list[Image.Image | None] | None]]:
     """(positions, their images) of the stored rows. The next chunk is decoded and prepared while
     one is in use, so that at most two chunks are in memory.
 
@@ -80,7 +79,7 @@ def chunks(
                 vars(image).pop(PIXELS, None)
             return image
 
-        def begin(chunk: Positions | None) -> Decoding:
+        def begin(chunk: Integers | None) -> Decoding:
             if chunk is None:
                 return []
             return [threads.submit(load, position) for position in chunk.tolist()]
@@ -154,13 +153,13 @@ def json_members(layout: PoolLayout, rows: pa.Table, record: CommitRecord) -> pa
     return pa.array(members, pa.binary())
 
 
-def stored_positions(rows: pa.Table) -> Positions:
+def stored_positions(rows: pa.Table) -> Integers:
     """Row numbers of the stored rows."""
     is_stored = pc.fill_null(pc.equal(rows["status"], "success"), False)
     return np.flatnonzero(is_stored.to_numpy()).astype(np.int64)
 
 
-def chunks_of(rows: pa.Table, stored: Sequence[int] | Positions) -> list[Positions]:
+def chunks_of(rows: pa.Table, stored: Sequence[int] | Integers) -> list[Integers]:
     """The stored rows in chunks of at most CHUNK rows and CHUNK_AREA pixels, at least one row."""
     positions = np.asarray(stored, np.int64)
     width, height, length = (
@@ -222,7 +221,7 @@ class _SetOfShard:
 
     instance: Instance
     columns: dict[str, pa.Array]  # of the sets that the filter reads, for all rows of the shard
-    positions: list[Positions] = field(default_factory=list)
+    positions: list[Integers] = field(default_factory=list)
     parts: list[dict[str, pa.Array]] = field(default_factory=list)
     seconds: float = 0.0
     unprepared: int = 0  # images for which `prepare` raised
@@ -242,7 +241,7 @@ class _SetOfShard:
             if self.unprepared <= SHOWN:
                 logger.warning("filter %s: prepare: %s", self.instance.name, error_line(error))
 
-    def score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
+    def score(self, positions: Integers, images: Images, rows: pa.Table) -> None:
         """Score the rows `positions`. Rows that lack what the filter needs stay NULL; after a
         problem all do."""
         if self.problem is not None:

@@ -39,6 +39,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, Bytes, Hashes, Mask
 from clipmill.manifests.columns import MASK
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
@@ -66,11 +67,8 @@ from clipmill.pipeline.views.rules import (
 # Some rows of a pool and the database that evaluates rules over them.
 
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-Numbers = np.ndarray[Any, np.dtype[Any]]
 # (rows,) of one rule: 0 where it is false, TRUE or MISSING.
-Answers = np.ndarray[Any, np.dtype[np.uint8]]
+Answers = Bytes
 TRUE, MISSING = 1, 2
 
 
@@ -192,7 +190,7 @@ class PartRows:
         table = self.readable.append_column(self.is_alive, pa.array(alive))
         self.connection.register(TABLE, table)
 
-    def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
+    def values_of_stored(self, sql: str) -> tuple[pa.DataType, Array | None]:
         """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
         number). It is not evaluated for other rows. A column of numbers is not given to DuckDB."""
         if sql in self.table.column_names and _is_number(self.table.schema.field(sql).type):
@@ -280,7 +278,7 @@ class Ranks:
         self._lock = threading.Lock()
         self._folder = folder
 
-    def add(self, name: Hashable, values: Numbers) -> None:
+    def add(self, name: Hashable, values: Array) -> None:
         """Some more values: (n,) numbers of one type without NaN."""
         with self._lock:
             if name not in self._files:
@@ -356,7 +354,7 @@ def _results(units: int, work: Callable[[int], T]) -> Iterator[T]:
 
 
 KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
-Codes = np.ndarray[Any, np.dtype[Any]]  # of as few bits as the codes of a view need
+Codes = Array  # of as few bits as the codes of a view need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -672,7 +670,7 @@ def _rank_from_above(share: Fraction, count: int) -> int:
     return count - ceil(share * count) + 1
 
 
-def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Numbers]:
+def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Array]:
     """(type of a column, (n,) its values of the stored rows without NULL and NaN)."""
     try:
         kind, numbers = rows.values_of_stored(top.column)
@@ -841,7 +839,7 @@ def _take_masks(
         start += size
 
 
-def mask_of(kept: Mask, rejected_by: Numbers, rules: Sequence[str]) -> pa.Table:
+def mask_of(kept: Mask, rejected_by: Array, rules: Sequence[str]) -> pa.Table:
     """A mask of schema MASK. rejected_by: (rows,) int32 positions in `rules`, of rows not kept."""
     indices = pa.array(rejected_by, pa.int32(), mask=kept)
     rule = pa.DictionaryArray.from_arrays(indices, pa.array(rules, pa.string()))

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
 from clipmill.filters.columns import instance_column
@@ -26,6 +24,7 @@ from clipmill.manifests.aligned import (
     view_names,
     write_view_shards,
 )
+from clipmill.manifests.arrays import Bytes, Mask
 from clipmill.manifests.columns import MASK, SIDECAR, shared_name, with_extra
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import (
@@ -48,7 +47,6 @@ from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import PoolSets, bundle_runs, shards_with_rows
 from clipmill.pipeline.shuffle import (
     KEY_BYTES,
-    Bytes,
     create_keyed,
     database,
     hash_flagged,
@@ -369,7 +367,7 @@ class MaskFiles:
         self._writers = {view: BundlesWriter(one, MASK) for view, one in self._folders.items()}
         self.kept: dict[str, list[int]] = {view: [] for view in self._folders}  # by shard
         # One bit a row, by shard: what the hash of the rows is made from.
-        self._bits: dict[str, list[NDArray[np.uint8]]] = {view: [] for view in self._folders}
+        self._bits: dict[str, list[Bytes]] = {view: [] for view in self._folders}
         self._rows = commits.column("count").to_pylist()
 
     def add(self, view: str, shard: str, mask: pa.Table) -> None:
@@ -381,7 +379,7 @@ class MaskFiles:
         # Whose rows these are: masks of two shards or views may keep as many.
         self._writers[view].add(shard, mask, {"kept": kept, "shard": shard, "view": view})
 
-    def kept_rows(self, view: str, position: int) -> NDArray[np.bool_]:
+    def kept_rows(self, view: str, position: int) -> Mask:
         """(rows,) which rows of the shard at a position of `commits` a view keeps."""
         bits = self._bits[view][position]
         return np.unpackbits(bits, count=self._rows[position]).astype(np.bool_)
@@ -424,7 +422,6 @@ def has_masks(commits: Commits, document: ViewDocument) -> bool:
 HASH_UNIT_SHARDS = 16  # that a thread reads at a time: 8 MB where all rows are kept
 HEX = r"^[0-9a-f]{64}$"
 UNKNOWN = "0" * 64
-Mask = npt.NDArray[np.bool_]
 KeptRows = Callable[[int], Mask]  # position of a shard -> (rows,) which of its rows are kept
 
 
@@ -772,7 +769,7 @@ def hash_of(view: OpenView) -> str:
     return hash_rows(view.commits, {"": functools.partial(_kept_rows, view)})[""]
 
 
-def _kept_rows(masks: OpenView, position: int) -> NDArray[np.bool_]:
+def _kept_rows(masks: OpenView, position: int) -> Mask:
     """(rows,) which rows of the shard at a position of its commits a view keeps."""
     shard = int(masks.commits.shards[position])
     rows = int(masks.commits.value(shard, "count"))
@@ -1050,7 +1047,7 @@ def write_selected_view(
     commits: Commits,
     name: str,
     where: str,
-    selects: Callable[[int, int], NDArray[np.bool_]],
+    selects: Callable[[int, int], Mask],
     rows_sha256: str | None = None,
 ) -> ViewDocument:
     """Write the view of the stored rows that a program selects.

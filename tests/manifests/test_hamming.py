@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests import hashes as hamming
+from clipmill.manifests.arrays import Hashes, Mask
 from clipmill.manifests.hashes import as_words, distances, near_pairs_between, near_pieces
 
 
-def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:
+def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> Hashes:
     """Drawn hashes, a third of them copies of others with up to radius + 2 flipped bits."""
     random = np.random.default_rng(seed)
     hashes = random.integers(0, 2**64, (rows, words), dtype=np.uint64)
@@ -21,15 +22,13 @@ def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.H
     return hashes
 
 
-def all_pairs(hashes: hamming.Hashes, radius: int) -> set[tuple[int, int, int]]:
+def all_pairs(hashes: Hashes, radius: int) -> set[tuple[int, int, int]]:
     matrix = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=int)
     first, second = np.nonzero(np.triu(matrix <= radius, 1))
     return {(int(i), int(j), int(matrix[i, j])) for i, j in zip(first, second, strict=True)}
 
 
-def near_pairs(
-    hashes: hamming.Hashes, radius: int, sides: hamming.NDArray[np.bool_] | None = None
-) -> set[tuple[int, int, int]]:
+def near_pairs(hashes: Hashes, radius: int, sides: Mask | None = None) -> set[tuple[int, int, int]]:
     """(i, j, distance) with i < j of all pairs within the radius; only of different sides."""
     pairs = set[tuple[int, int, int]]()
     wanted = None if sides is None else lambda i, j: sides[i] != sides[j]

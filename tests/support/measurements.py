@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clipmill.manifests.arrays import Integers
 from clipmill.verdict.tables.account import Account
-from clipmill.verdict.tables.reader import Codes, Results
+from clipmill.verdict.tables.reader import Results
 
 NO_ACCOUNT = Account(
     form="measurements", columns=(), metrics=(), rows=0, rows_used=0, rows_left_out=(), cells=0,
@@ -39,7 +40,7 @@ class Measurement(NamedTuple):
 def results_of(rows: Iterable[Measurement], **more: Any) -> Results:
     """The results that hold these measurements."""
     listed = list(rows)
-    codes: dict[str, Codes] = {}
+    codes: dict[str, Integers] = {}
     names: dict[str, tuple[str, ...]] = {}
     for key in ("arm", "task", "metric"):
         known: dict[str, int] = {}

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clipmill.manifests.arrays import Pixels
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, check_world
 from clipmill.train.data.damage import DamagedSample, Sample, StageTimes
@@ -48,7 +49,6 @@ from clipmill.train.mixture.schedule import blend_sources
 from clipmill.train.model.open_clip_model import own_tokenizer
 from clipmill.train.store import PartCache
 from clipmill.train.transforms import (
-    Pixels,
     ThreadBuffer,
     crop_numbers,
     decode_image,

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
+from clipmill.manifests.arrays import Integers, Pixels
 from clipmill.manifests.clip_tokenizer import CONTEXT
 from clipmill.manifests.schema import Blend
 from clipmill.train import config, transforms
@@ -298,7 +299,7 @@ class Loader:
             damaged=batch.damaged_samples,
         )
 
-    def _transformed(self, picture: transforms.Pixels | bytes, key: int, name: str) -> Any:
+    def _transformed(self, picture: Pixels | bytes, key: int, name: str) -> Any:
         """What the caller's transform makes of a picture, with the random state of its position."""
         assert self._transform is not None
         pixels = transforms.decode_image(picture) if isinstance(picture, bytes) else picture
@@ -343,7 +344,7 @@ class _CaptionMarks:
 
     def encode_all(
         self, texts: pa.ChunkedArray, *, blanks: bool = False
-    ) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint16], Integers]:
         """As `CaptionTokenizer.encode_all`."""
         has_text = pc.is_valid(texts)
         if not blanks:

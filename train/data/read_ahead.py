@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.train.data.damage import Sample, StageTimes
 from clipmill.train.data.view_rows import RowReader, ShardRows, ViewRows
 from clipmill.train.mixture.order import RunOrder
-from clipmill.train.rng import Ints
 from clipmill.train.store import PartCache, coalesce
 
 ShardKey = tuple[int, int]  # source of the blend, shard of its view
@@ -75,7 +75,7 @@ class RunRows:
         )
 
 
-def rows_of_shards(source: Ints, shard: Ints) -> dict[ShardKey, Ints]:
+def rows_of_shards(source: Integers, shard: Integers) -> dict[ShardKey, Integers]:
     """{(source, shard): the rows of a batch that it has}."""
     if not len(source):
         return {}
@@ -100,11 +100,11 @@ class StepReads:
 
     run: RunRows
     step: int
-    source: Ints  # (rows,)
-    shard: Ints  # (rows,)
-    row: Ints  # (rows,)
+    source: Integers  # (rows,)
+    shard: Integers  # (rows,)
+    row: Integers  # (rows,)
     captions: list[str | None]  # (rows,) text columns
-    shards: dict[ShardKey, Ints]  # the rows of the batch that each shard has
+    shards: dict[ShardKey, Integers]  # the rows of the batch that each shard has
     columns: dict[ShardKey, ShardRows] = field(default_factory=dict)
     images: dict[int, _Image] = field(default_factory=dict)  # by the row of the batch
     error: BaseException | None = None  # why the step cannot be read
@@ -149,7 +149,7 @@ class _RangedRead:
     """One ranged read, and the images that it gives."""
 
     def __init__(
-        self, reader: RowReader, rows: ShardRows, start: int, length: int, kept: Ints
+        self, reader: RowReader, rows: ShardRows, start: int, length: int, kept: Integers
     ) -> None:
         """kept: (images,) the kept rows of the shard whose images it gives."""
         self.future: Future[list[bytes]] = Future()

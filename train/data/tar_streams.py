@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clipmill.manifests import console, disk, tls, waits
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from clipmill.manifests.disk import content_hash
 from clipmill.manifests.installation import install_command
@@ -54,7 +55,7 @@ from clipmill.train.config import TrainConfig
 from clipmill.train.data.damage import Sample, StageTimes
 from clipmill.train.data.view_rows import ReadFailed, read_with_retries
 from clipmill.train.mixture.schedule import Schedule, SourceRows
-from clipmill.train.rng import Ints, derive_key, permutation
+from clipmill.train.rng import derive_key, permutation
 
 if TYPE_CHECKING:
     from clipmill.train.model.open_clip_model import ModelTokenizer
@@ -623,7 +624,7 @@ class StreamOrder:
 
     def sources(self, step: int, positions: range) -> list[str]:
         """(rows,) the source of some positions of a batch."""
-        of_run: Ints = step * self.batch_size + np.arange(positions.start, positions.stop)
+        of_run: Integers = step * self.batch_size + np.arange(positions.start, positions.stop)
         return [self.names[source] for source in self._schedule.draws(of_run)[0].tolist()]
 
     def repeats(self, steps: int) -> dict[str, StreamDraws]:

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk, waits
+from clipmill.manifests.arrays import Array, FloatArray, Integers
 from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
 from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files
 from clipmill.manifests.disk import to_plain
@@ -25,8 +25,7 @@ from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import OpenView, Pool, choose_again
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import Balance
-from clipmill.train.mixture.order import Chances, candidates_for, expected_unique
-from clipmill.train.rng import Ints
+from clipmill.train.mixture.order import candidates_for, expected_unique
 from clipmill.train.store import ByteRanges, RangeClient, ShardCache, coalesce
 
 # --------------------------------------------------------------------------------------------------
@@ -149,14 +148,14 @@ class ShardRows:
 
     name: str
     tar: str
-    offset: NDArray[np.int64]  # (rows,) of the image's bytes in the tar
-    length: NDArray[np.int64]  # (rows,) of the image's bytes
+    offset: Integers  # (rows,) of the image's bytes in the tar
+    length: Integers  # (rows,) of the image's bytes
     tokens: TokenArray  # of all rows, one after another
     # (rows + 1,) row r has tokens[ends[r]:ends[r + 1]]; none where they could not be made.
-    ends: NDArray[np.int64]
+    ends: Integers
     keys: pa.StringArray
     # Further text columns: tokens and ends, as above.
-    texts: Mapping[str, tuple[TokenArray, NDArray[np.int64]]] = field(default_factory=dict)
+    texts: Mapping[str, tuple[TokenArray, Integers]] = field(default_factory=dict)
     columns: pa.Table | None = None  # (rows,) those that were asked for beside the images
 
     def tokens_of(self, row: int, column: str | None = None) -> TokenArray:
@@ -201,7 +200,7 @@ class CaptionCoder(Protocol):
 
     def encode_all(
         self, texts: pa.ChunkedArray, *, blanks: bool = False
-    ) -> tuple[TokenArray, NDArray[np.int64]]:
+    ) -> tuple[TokenArray, Integers]:
         """(tokens of all texts, (texts + 1,) where those of each end); NULL has none, and a blank
         text has only with `blanks`."""
 
@@ -346,12 +345,12 @@ class ViewRows(RowReader):
         """Column -> the score set that has it, of the columns that were asked for."""
         return self.masks.table.sets_of(self._columns, self.masks)
 
-    def _read_texts(self, number: int) -> dict[str, tuple[TokenArray, NDArray[np.int64]]]:
+    def _read_texts(self, number: int) -> dict[str, tuple[TokenArray, Integers]]:
         """Tokens of the further text columns of a shard."""
         if self._tokenizer is None:
             return {}
         table = self.masks.kept_columns(number, self._texts)
-        texts: dict[str, tuple[TokenArray, NDArray[np.int64]]] = {}
+        texts: dict[str, tuple[TokenArray, Integers]] = {}
         for name in self._texts:
             if not pa.types.is_string(table[name].type):
                 raise ValueError(
@@ -460,11 +459,11 @@ class ViewNumbers:
         self._pools = list(dict.fromkeys(view.pool for view in views))
         self._by_position = column == UID and len(self._pools) == 1
         self.sources = self._colliding()
-        self._caches: list[ShardCache[int, Ints]] = []
+        self._caches: list[ShardCache[int, Integers]] = []
         for s in range(len(self._views)):
             self._caches.append(ShardCache(cached, self._reader(s)))
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+    def __call__(self, source: int, shard: Integers, row: Integers) -> Integers:
         """(rows,) numbers ≥ 0 of kept rows of a source; ValueError for a column that is missing."""
         return values_of_rows(self._caches[source], shard, row, np.int64)
 
@@ -481,7 +480,7 @@ class ViewNumbers:
     def _reader(self, source: int) -> Any:
         return lambda number: self._read(self._views[source], number)
 
-    def _read(self, view: ViewRows, number: int) -> Ints:
+    def _read(self, view: ViewRows, number: int) -> Integers:
         """(rows,) the numbers of the kept rows of a shard, which is given by its position."""
         shard = int(view.shards[number])
         first = (self._pools.index(view.pool) << POOL_SHIFT) + (shard << SHARD_SHIFT)
@@ -495,10 +494,10 @@ class ViewNumbers:
 
 
 def values_of_rows(
-    of_shard: Callable[[int], NDArray[Any]], shard: Ints, row: Ints, kind: type
-) -> NDArray[Any]:
+    of_shard: Callable[[int], Array], shard: Integers, row: Integers, kind: type
+) -> Array:
     """(rows,) the values of kept rows; `of_shard` gives those of one shard."""
-    values: NDArray[Any] = np.empty(len(shard), kind)
+    values: Array = np.empty(len(shard), kind)
     by_shard = np.argsort(shard, kind="stable")
     different, starts = np.unique(shard[by_shard], return_index=True)
     for number, here in zip(different.tolist(), np.split(by_shard, starts[1:]), strict=True):
@@ -506,7 +505,7 @@ def values_of_rows(
     return values
 
 
-def _hashes(values: pa.Array) -> NDArray[np.int64]:
+def _hashes(values: pa.Array) -> Integers:
     """(rows,) 61 bits of the hash of each value's text; of NULL anything."""
     encoded = pc.dictionary_encode(pc.fill_null(pc.cast(values, pa.string()), ""))
     hashes = []
@@ -514,7 +513,7 @@ def _hashes(values: pa.Array) -> NDArray[np.int64]:
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         hashes.append(int.from_bytes(digest, "big") >> 3)
     indices = encoded.indices.to_numpy()
-    numbers: NDArray[np.int64] = np.array(hashes, np.int64)[indices]
+    numbers: Integers = np.array(hashes, np.int64)[indices]
     return numbers
 
 
@@ -544,8 +543,8 @@ class ViewChances:
         cached: int,
     ) -> None:
         self._rules = dict(rules)
-        self._caches: dict[int, ShardCache[int, Chances]] = {}
-        self._samples: dict[int, Chances] = {}
+        self._caches: dict[int, ShardCache[int, FloatArray]] = {}
+        self._samples: dict[int, FloatArray] = {}
         self.candidates: dict[int, int] = {}
         for s, (view, name) in enumerate(zip(views, names, strict=True)):
             if name in rules:
@@ -553,7 +552,7 @@ class ViewChances:
                 self._samples[s] = self._sample(s, view)
                 self.candidates[s] = candidates_for(float(self._samples[s].mean()))
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Chances:
+    def __call__(self, source: int, shard: Integers, row: Integers) -> FloatArray:
         """(rows,) the chances of kept rows of a balanced source, above 0 and up to 1."""
         return values_of_rows(self._caches[source], shard, row, np.float64)
 
@@ -566,7 +565,7 @@ class ViewChances:
         rules: dict[str, Any] = to_plain(self._rules)
         return rules
 
-    def _sample(self, source: int, view: ViewRows) -> Chances:
+    def _sample(self, source: int, view: ViewRows) -> FloatArray:
         """The chances of all kept rows of some shards."""
         with_rows = np.flatnonzero(np.asarray(view.shard_rows))
         chosen = np.linspace(0, len(with_rows) - 1, min(SAMPLED_SHARDS, len(with_rows)))
@@ -577,7 +576,7 @@ class ViewChances:
     def _reader(self, view: ViewRows, name: str) -> Any:
         rule = self._rules[name]
 
-        def read(number: int) -> Chances:
+        def read(number: int) -> FloatArray:
             counts = view.masks.kept_columns(number, [rule.column])[rule.column]
             values = _numbers(counts)
             if values is None or not bool((values > 0).all()):
@@ -586,13 +585,13 @@ class ViewChances:
                     f"balance of {name}: column {rule.column!r} has no number above 0 in a kept "
                     f"row of shard {shard}; add the rule {rule.column} > 0 to the view"
                 )
-            chances: Chances = np.minimum(1.0, rule.limit / values)
+            chances: FloatArray = np.minimum(1.0, rule.limit / values)
             return chances
 
         return read
 
 
-def _numbers(column: pa.ChunkedArray) -> Chances | None:
+def _numbers(column: pa.ChunkedArray) -> FloatArray | None:
     """A column of numbers; None for one of another type. NULL is NaN."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return None

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array
 from clipmill.manifests.preprocess import Preprocess
 from clipmill.train.late_torch import torch
 from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
@@ -152,8 +153,8 @@ class DecodedBatch:
     """Images (B, H, W, C) uint8, and the sha256 of each one's bytes as (B, 32) uint8."""
 
     rows: slice
-    image_BHWC: np.ndarray
-    sha256_BX: np.ndarray
+    image_BHWC: Array
+    sha256_BX: Array
 
 
 _kept: dict[tuple[Any, ...], list[DecodedBatch]] = {}
@@ -195,7 +196,7 @@ def decoded_batches(
 def _decode(
     images: ImageSource, size: tuple[int, int], preprocess: Preprocess, batches: Sequence[slice]
 ) -> Iterator[DecodedBatch]:
-    def decode(read: Read, index: int) -> tuple[np.ndarray, bytes]:
+    def decode(read: Read, index: int) -> tuple[Array, bytes]:
         data = _read_named(images, read, index)
         try:
             pixels_HWC = preprocess.pixels(Image.fromarray(decode_image(data)), size)
@@ -205,7 +206,7 @@ def _decode(
 
     with ThreadPoolExecutor(max_workers=max(1, torch.get_num_threads())) as threads:
 
-        def submit(rows: slice) -> list[Future[tuple[np.ndarray, bytes]]]:
+        def submit(rows: slice) -> list[Future[tuple[Array, bytes]]]:
             readers = images.readers(rows.start, rows.stop)
             return [threads.submit(decode, read, rows.start + i) for i, read in enumerate(readers)]
 

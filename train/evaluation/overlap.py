@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from PIL import Image
 
+from clipmill.manifests.arrays import Hashes
 from clipmill.manifests.hashes import near_pairs_between, phash
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import TaskSpec
@@ -37,7 +37,6 @@ from clipmill.train.transforms import decode_image
 
 NEAR_BITS = 4  # of 64
 SHOWN = 3  # images of a task that a message names
-Hashes = NDArray[np.uint64]
 PoolViews = Sequence[tuple[str, str]]  # (pool, view)
 
 

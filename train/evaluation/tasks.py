@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, Mask
 from clipmill.manifests.metrics import (
     DIRECTIONS,
     METRICS,
     TEMPERATURES,
     TOP,
-    BoolArray,
     Metrics,
     at_best_temperature,
     calibration_error,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # compute with the same number of threads.
 
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Array]
 
 
 def alone() -> Ranks:
@@ -122,7 +122,7 @@ def gather(
     return joined
 
 
-def _join(ranks: Ranks, batches: Sequence[slice], part: np.ndarray) -> np.ndarray:
+def _join(ranks: Ranks, batches: Sequence[slice], part: Array) -> Array:
     """The rows of all ranks in order; `part` holds those of this rank's batches."""
     rows_of_rank = []
     for rank in range(ranks.world):
@@ -149,7 +149,7 @@ def _join(ranks: Ranks, batches: Sequence[slice], part: np.ndarray) -> np.ndarra
 # Unit vectors of evaluation images and texts. One that is not finite is an error.
 
 
-def require_finite(finite_N: np.ndarray, names: Sequence[str], task: str, what: str) -> None:
+def require_finite(finite_N: Array, names: Sequence[str], task: str, what: str) -> None:
     """ValueError that names the task and the first sample where `finite_N` is false."""
     count = int((~finite_N).sum())
     if count:
@@ -161,7 +161,7 @@ def require_finite(finite_N: np.ndarray, names: Sequence[str], task: str, what: 
         )
 
 
-def finite_rows(values_NX: Tensor) -> np.ndarray:
+def finite_rows(values_NX: Tensor) -> Array:
     """(N,) whether a row holds neither NaN nor infinity."""
     return torch.isfinite(values_NX).all(dim=1).numpy()
 
@@ -289,9 +289,7 @@ class TaskKind:
 # or "An WORD". A tie between a right and a wrong candidate counts against the model.
 
 
-def jaccard_indices(
-    similarity_N: np.ndarray, cue_N: np.ndarray, right_N: BoolArray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def jaccard_indices(similarity_N: Array, cue_N: Array, right_N: Mask) -> tuple[Array, Array, Array]:
     """Per cue: the Jaccard index of chosen and right candidates, their number, and the right ones.
 
     `cue_N` rises: the candidates of a cue stand side by side.
@@ -360,7 +358,7 @@ def ranks(
     candidate_ME: Tensor,
     matches: Sequence[tuple[int, int]],
     shared_by: Ranks | None = None,
-) -> np.ndarray:
+) -> Array:
     """(N,) number of wrong candidates at least as similar as the best right one of each query.
 
     `matches` are pairs (n, m). A tie counts against the model, and so does a NaN. Memory is
@@ -401,7 +399,7 @@ def same_texts(samples: Samples) -> list[int]:
 
 def contrastive_losses(
     image_NE: Tensor, text_ME: Tensor, samples: Samples, scales: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Array, Array]:
     """(N, S) and (M, S) cross-entropy in nats of each image and of its first caption, in batches,
     under each of S logit scales.
 
@@ -730,7 +728,7 @@ def fit(
     return Probe(weight_EC.detach(), bias_C.detach())
 
 
-def held_out(labels: Sequence[int]) -> np.ndarray:
+def held_out(labels: Sequence[int]) -> Array:
     """(N,) whether an image is for the choice of the strength: every fifth of its class."""
     seen: dict[int, int] = {}
     chosen = np.zeros(len(labels), bool)

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray, Integers
 from clipmill.manifests.disk import content_hash, to_plain
 from clipmill.train.mixture.schedule import Schedule, SourceRows, wheel_sequence, wheel_slots
-from clipmill.train.rng import Ints, derive_key, permutation, uniforms
+from clipmill.train.rng import derive_key, permutation, uniforms
 
 # --------------------------------------------------------------------------------------------------
 # Rows that are drawn by chance: min(1, limit / count), as MetaCLIP balances its entries. Pure.
@@ -30,8 +31,6 @@ from clipmill.train.rng import Ints, derive_key, permutation, uniforms
 UNDECIDED = 0.01  # most draws of which no candidate is accepted
 CANDIDATES = 256
 
-Chances = NDArray[np.float64]
-
 
 def candidates_for(mean_chance: float) -> int:
     """How many rows a draw looks at."""
@@ -40,7 +39,7 @@ def candidates_for(mean_chance: float) -> int:
     return min(CANDIDATES, math.ceil(math.log(UNDECIDED) / math.log1p(-mean_chance)))
 
 
-def choose_candidates(chances: Chances, key: int, draw: Ints) -> Ints:
+def choose_candidates(chances: FloatArray, key: int, draw: Integers) -> Integers:
     """(draws,) the candidate that each draw takes.
 
     chances: (draws, candidates), above 0 and up to 1. key: of the source's random numbers.
@@ -50,11 +49,11 @@ def choose_candidates(chances: Chances, key: int, draw: Ints) -> Ints:
     accepted = random[:, :count] < chances
     # The first of clocks that run at the speed of the chances.
     by_weight = np.argmin(-np.log1p(-random[:, count:]) / chances, axis=1)
-    chosen: Ints = np.where(accepted.any(axis=1), np.argmax(accepted, axis=1), by_weight)
+    chosen: Integers = np.where(accepted.any(axis=1), np.argmax(accepted, axis=1), by_weight)
     return chosen
 
 
-def expected_unique(chances: Chances, rows: int, drawn: int) -> float:
+def expected_unique(chances: FloatArray, rows: int, drawn: int) -> float:
     """About how many different rows come in so many draws.
 
     chances: (sample,) of rows that stand for all `rows`. Draws are taken as independent.
@@ -83,7 +82,7 @@ class CaptionColumns:
         self._turn = wheel_sequence(self._slots.tolist())
         self._key = derive_key(key)
 
-    def of_draws(self, draw: Ints) -> Ints:
+    def of_draws(self, draw: Integers) -> Integers:
         """(draws,) the number in `names` of the column that each draw takes."""
         turn, slot = np.divmod(draw, len(self._turn))
         turns, row = np.unique(turn, return_inverse=True)
@@ -96,10 +95,10 @@ class CaptionColumns:
         counts = (turns * self._slots + part).tolist()
         return dict(zip(self.names, counts, strict=True))
 
-    def _turns(self, turns: Ints) -> Ints:
+    def _turns(self, turns: Integers) -> Integers:
         """(turns, period) the column of each draw of some turns."""
         order = np.argsort(uniforms(self._key, turns, len(self._turn)), axis=1, kind="stable")
-        columns: Ints = self._turn[order]
+        columns: Integers = self._turn[order]
         return columns
 
 
@@ -113,7 +112,7 @@ class CaptionColumns:
 NEAR = 16  # draws on either side that are tried first: they come from the same lane
 
 
-def put_apart(source: Ints, numbers: Ints, batch_size: int) -> tuple[Ints, int | None]:
+def put_apart(source: Integers, numbers: Integers, batch_size: int) -> tuple[Integers, int | None]:
     """Exchange draws of a block of batches until no batch holds a number twice.
 
     source, numbers: (steps × batch_size,) of the draw at each position. Sources that cannot
@@ -130,7 +129,7 @@ def put_apart(source: Ints, numbers: Ints, batch_size: int) -> tuple[Ints, int |
 class _Block:
     """The draws of a block of batches while they are put apart."""
 
-    def __init__(self, source: Ints, numbers: Ints, batch_size: int) -> None:
+    def __init__(self, source: Integers, numbers: Integers, batch_size: int) -> None:
         self._batch_size, self._steps = batch_size, len(source) // batch_size
         self._source = source
         self.draw = np.arange(len(source))  # the draw that comes at each position
@@ -171,7 +170,7 @@ class _Block:
             position, batch, same[:first][::-1]
         )
 
-    def _exchange(self, position: int, batch: int, candidates: Ints) -> bool:
+    def _exchange(self, position: int, batch: int, candidates: Integers) -> bool:
         """Exchange with the first candidate that brings no collision, here or there."""
         code = self._code[position]
         there = candidates // self._batch_size
@@ -196,7 +195,7 @@ class _Block:
 # Both rules keep an epoch what it is: every row once.
 
 
-def exchanged_draws(last: Ints, first: Ints, apart: int) -> Ints:
+def exchanged_draws(last: Integers, first: Integers, apart: int) -> Integers:
     """(3 × apart,) which draw comes at each place in the beginning of an epoch.
 
     last: (apart,) the rows that the epoch before ended with. first: (3 × apart,) the rows that this
@@ -214,7 +213,7 @@ def exchanged_draws(last: Ints, first: Ints, apart: int) -> Ints:
     return draws
 
 
-def shuffled_apart(before: Ints, apart: int, key: int) -> Ints:
+def shuffled_apart(before: Integers, apart: int, key: int) -> Integers:
     """The rows of an epoch in a new order, after an epoch in the order `before`.
 
     At each place one of the rows is drawn that came at least `apart` draws ago: at place p those
@@ -251,7 +250,7 @@ class RowNumbers(Protocol):
     column: str
     sources: frozenset[int]  # those of which a row may collide with another one
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+    def __call__(self, source: int, shard: Integers, row: Integers) -> Integers:
         """(rows,) numbers ≥ 0 of kept rows of a source."""
 
 
@@ -262,7 +261,7 @@ class RowChances(Protocol):
     def candidates(self) -> Mapping[int, int]:
         """Balanced source -> rows that a draw looks at."""
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Chances:
+    def __call__(self, source: int, shard: Integers, row: Integers) -> FloatArray:
         """(rows,) the chances of kept rows of a balanced source, above 0 and up to 1."""
 
     def unique(self, source: int, rows: int, drawn: int) -> int:
@@ -314,7 +313,7 @@ class RunOrder(Protocol):
 
     seed: int
 
-    def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
+    def batch(self, step: int, rows: range | None = None) -> tuple[Integers, Integers, Integers]:
         """(source, shard, row) of each row of a batch, or of some of its `rows`."""
 
     def captions(self, step: int, rows: range) -> list[str | None]:
@@ -384,8 +383,8 @@ class _Spans:
 
     key: int  # of the source's name
     rows: int
-    lane: Ints  # (lanes,) the span of draw i is lane[i % lanes]
-    start: Ints  # (lanes,) the first row of each span on the line of an epoch
+    lane: Integers  # (lanes,) the span of draw i is lane[i % lanes]
+    start: Integers  # (lanes,) the first row of each span on the line of an epoch
 
 
 def _spans(source: SourceRows, lanes: int) -> _Spans:
@@ -406,9 +405,9 @@ def _spans(source: SourceRows, lanes: int) -> _Spans:
 class _Line:
     """One epoch of a source: its shards in their order of that epoch."""
 
-    shards: Ints  # (shards with kept rows,) permuted
-    ends: Ints  # where the rows of each of them end on the line
-    starts: Ints  # (windows + 1,) where each window begins
+    shards: Integers  # (shards with kept rows,) permuted
+    ends: Integers  # where the rows of each of them end on the line
+    starts: Integers  # (windows + 1,) where each window begins
 
 
 class Order:
@@ -459,7 +458,7 @@ class Order:
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
         self._draws = functools.lru_cache(maxsize=2)(self._compute_draws)
         self._exchanged = functools.lru_cache(maxsize=2 * len(self.sources))(self._exchange)
-        self._small_epochs: dict[int, tuple[int, Ints]] = {}  # source -> its last epoch
+        self._small_epochs: dict[int, tuple[int, Integers]] = {}  # source -> its last epoch
         # Of batches whose damaged rows are replaced, and of those nearby.
         self._of_batch = functools.lru_cache(maxsize=2 * NEARBY)(self._rows_of_batch)
         self._taken = functools.lru_cache(maxsize=2 * NEARBY)(self._marks_of_batch)
@@ -468,7 +467,7 @@ class Order:
             self._permute_window
         )
 
-    def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
+    def batch(self, step: int, rows: range | None = None) -> tuple[Integers, Integers, Integers]:
         """(source, shard, kept row) of each row of a batch, or of some of its `rows`."""
         rows = range(self.batch_size) if rows is None else rows
         assert step >= 0
@@ -532,7 +531,7 @@ class Order:
         k = free[at % len(free)]
         return int(shard[k]), int(row[k])
 
-    def _rows_of_batch(self, step: int, source: int) -> tuple[Ints, Ints, Ints]:
+    def _rows_of_batch(self, step: int, source: int) -> tuple[Integers, Integers, Integers]:
         """(position, shard, row) of the rows of a source in a whole batch, in their order."""
         number, within = divmod(step, self._steps_per_block)
         sources, draw = self._draws(number)
@@ -551,7 +550,7 @@ class Order:
             marks |= set(self._marks(s, shard, row).tolist())
         return frozenset(marks)
 
-    def _marks(self, s: int, shard: Ints, row: Ints) -> Ints:
+    def _marks(self, s: int, shard: Integers, row: Integers) -> Integers:
         """Numbers of rows of which a batch holds none twice: `distinct`, or the source's rows."""
         if self._distinct is not None and s in self._distinct.sources:
             return self._distinct(s, shard, row)
@@ -622,7 +621,9 @@ class Order:
         """Hash of the identity: orders with the same hash draw the same rows at every step."""
         return content_hash(self.identity())
 
-    def _compute_block(self, number: int, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+    def _compute_block(
+        self, number: int, start: int, stop: int
+    ) -> tuple[Integers, Integers, Integers]:
         """(source, shard, row) of rows start … stop − 1 of the batches of block `number`, one
         batch after another. Only they are located.
         """
@@ -635,7 +636,7 @@ class Order:
             shard[here], row[here] = self._locate(s, draw[here])
         return source, shard, row
 
-    def _compute_draws(self, number: int) -> tuple[Ints, Ints]:
+    def _compute_draws(self, number: int) -> tuple[Integers, Integers]:
         """(source, its draw) at every position of block `number`."""
         count = self._steps_per_block * self.batch_size
         first = number * count
@@ -653,7 +654,7 @@ class Order:
         placed[by_position] = draw[by_span]
         return source, self._put_apart(number, source, placed)
 
-    def _put_apart(self, number: int, source: Ints, draw: Ints) -> Ints:
+    def _put_apart(self, number: int, source: Integers, draw: Integers) -> Integers:
         """The draws of a block, exchanged so that no batch holds a number twice."""
         if self._distinct is None or not self._distinct.sources:
             return draw
@@ -673,7 +674,7 @@ class Order:
             )
         return draw[exchanged]
 
-    def _locate(self, s: int, draw: Ints) -> tuple[Ints, Ints]:
+    def _locate(self, s: int, draw: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of draws of source `s`: of a balanced one, of the candidate that chance
         takes.
         """
@@ -696,7 +697,7 @@ class Order:
         if self._candidates[s] > 1:
             self._most[s] = turns * self.lanes * int(self._candidates[s])
 
-    def _locate_rows(self, s: int, draw: Ints) -> tuple[Ints, Ints]:
+    def _locate_rows(self, s: int, draw: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of draws of source `s` that take the next row each."""
         shard, row = np.empty_like(draw), np.empty_like(draw)
         epoch, within = np.divmod(draw, self._rows[s])
@@ -705,7 +706,7 @@ class Order:
             shard[here], row[here] = self._locate_in_epoch(s, e, within[here])
         return shard, row
 
-    def _locate_in_epoch(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
+    def _locate_in_epoch(self, s: int, epoch: int, within: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of draws `within` one epoch of source `s`."""
         if epoch > 0 and self._is_small(s):
             return self._from_numbers(s, self._epoch_of_few(s, epoch)[within])
@@ -719,14 +720,14 @@ class Order:
     def _is_small(self, s: int) -> bool:
         return bool(self._rows[s] < FEW * self._most[s])
 
-    def _exchange(self, s: int, epoch: int) -> Ints:
+    def _exchange(self, s: int, epoch: int) -> Integers:
         """The first draws of an epoch of source `s`: draw i is the i-th of these draws instead."""
         most, rows = self._most[s], int(self._rows[s])
         last = self._numbers(s, *self._locate_on_line(s, epoch - 1, np.arange(rows - most, rows)))
         first = self._numbers(s, *self._locate_on_line(s, epoch, np.arange(3 * most)))
         return exchanged_draws(last, first, most)
 
-    def _epoch_of_few(self, s: int, epoch: int) -> Ints:
+    def _epoch_of_few(self, s: int, epoch: int) -> Integers:
         """The rows of a small source, as numbers, in the order of their draws in an epoch.
 
         An epoch follows from the one before it, so a resumed run repeats them from the first.
@@ -741,16 +742,16 @@ class Order:
         self._small_epochs[s] = epoch, numbers
         return numbers
 
-    def _numbers(self, s: int, shard: Ints, row: Ints) -> Ints:
+    def _numbers(self, s: int, shard: Integers, row: Integers) -> Integers:
         """Kept rows as numbers over all shards of source `s`."""
         return self._ends[s][shard] - self._shard_rows[s][shard] + row
 
-    def _from_numbers(self, s: int, numbers: Ints) -> tuple[Ints, Ints]:
+    def _from_numbers(self, s: int, numbers: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of `_numbers`."""
         shard = np.searchsorted(self._ends[s], numbers, side="right")
         return shard, numbers - self._ends[s][shard] + self._shard_rows[s][shard]
 
-    def _locate_on_line(self, s: int, epoch: int, within: Ints) -> tuple[Ints, Ints]:
+    def _locate_on_line(self, s: int, epoch: int, within: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of draws `within` one epoch of source `s`, before any exchange."""
         spans, line = self._spans[s], self._line(s, epoch)
         turns, nth = np.divmod(within, self.lanes)
@@ -907,7 +908,7 @@ class SegmentOrder:
         self.seed, self._live = seed, live
         self._order = functools.lru_cache(maxsize=4)(self._make_order)
 
-    def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
+    def batch(self, step: int, rows: range | None = None) -> tuple[Integers, Integers, Integers]:
         """(source, shard, row) of each row of a batch, or of some of its `rows`."""
         segment = self._live.at(step)
         source, shard, row = self._order(segment).batch(step - segment.first, rows)

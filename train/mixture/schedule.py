@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.schema import Blend
-from clipmill.train.rng import Ints
 
 # --------------------------------------------------------------------------------------------------
 # The wheel: which source each position of a run belongs to. Pure NumPy.
@@ -31,7 +31,7 @@ class SourceRows:
 
     name: str
     weight: float
-    shard_rows: Sequence[int] | Ints
+    shard_rows: Sequence[int] | Integers
 
     @property
     def rows(self) -> int:
@@ -72,7 +72,7 @@ def wheel_slots(sources: Sequence[SourceRows]) -> list[int]:
     return slots
 
 
-def wheel_sequence(slots: Sequence[int]) -> Ints:
+def wheel_sequence(slots: Sequence[int]) -> Integers:
     """The source of each slot; in every prefix each source is within one slot of its share.
 
     Draw q of a source with m of P slots may come from slot ⌊qP/m⌋ on and must come before slot
@@ -98,7 +98,7 @@ def wheel_sequence(slots: Sequence[int]) -> Ints:
     return order
 
 
-def numbered_slots(wheel: Ints, sources: int) -> Ints:
+def numbered_slots(wheel: Integers, sources: int) -> Integers:
     """(period,) how often the source of each slot has come before it on the wheel."""
     by_source = np.argsort(wheel, kind="stable")
     counts = np.bincount(wheel, minlength=sources)
@@ -108,7 +108,7 @@ def numbered_slots(wheel: Ints, sources: int) -> Ints:
     return numbers
 
 
-def most_in_a_batch(wheel: Ints, sources: int, batch_size: int, offset: int = 0) -> list[int]:
+def most_in_a_batch(wheel: Integers, sources: int, batch_size: int, offset: int = 0) -> list[int]:
     """The most draws of each source in any batch; the first batch begins at slot `offset`."""
     period = len(wheel)
     turns, rest = divmod(batch_size, period)
@@ -120,10 +120,12 @@ def most_in_a_batch(wheel: Ints, sources: int, batch_size: int, offset: int = 0)
         source = wheel[slots]
         keys = source * period + slots
 
-        def drawn_before(slot: Ints) -> Ints:
+        def drawn_before(slot: Integers) -> Integers:
             """Draws of each one's source before a slot, plus a number that is its source's."""
             turn, offset = np.divmod(slot, period)
-            drawn: Ints = turn * counts[source] + np.searchsorted(keys, source * period + offset)
+            drawn: Integers = turn * counts[source] + np.searchsorted(
+                keys, source * period + offset
+            )
             return drawn
 
         # Of the batches with the most draws one begins at most a stride before a draw.
@@ -142,21 +144,21 @@ class Schedule:
     def __init__(self, sources: Sequence[SourceRows]) -> None:
         by_name = sorted(range(len(sources)), key=lambda s: sources[s].name)
         slots = wheel_slots([sources[s] for s in by_name])
-        self._wheel: Ints = np.array(by_name, np.int64)[wheel_sequence(slots)]  # (period,)
+        self._wheel: Integers = np.array(by_name, np.int64)[wheel_sequence(slots)]  # (period,)
         self._numbers = numbered_slots(self._wheel, len(sources))
         self._slots = np.bincount(self._wheel, minlength=len(sources))  # (sources,)
 
-    def draws(self, position: Ints) -> tuple[Ints, Ints]:
+    def draws(self, position: Integers) -> tuple[Integers, Integers]:
         """(source, draw) of positions."""
         turns, slot = np.divmod(position, len(self._wheel))
         source = self._wheel[slot]
         return source, turns * self._slots[source] + self._numbers[slot]
 
-    def drawn(self, positions: int) -> Ints:
+    def drawn(self, positions: int) -> Integers:
         """(sources,) draws of each source in the first so many positions."""
         turns, rest = divmod(positions, len(self._wheel))
         part = np.bincount(self._wheel[:rest], minlength=len(self._slots))
-        drawn: Ints = turns * self._slots + part
+        drawn: Integers = turns * self._slots + part
         return drawn
 
     def most_in_a_batch(self, batch_size: int) -> list[int]:
@@ -164,7 +166,9 @@ class Schedule:
         return most_in_a_batch(self._wheel, len(self._slots), batch_size)
 
 
-def blend_sources(blend: Blend, shard_rows: Mapping[str, Sequence[int] | Ints]) -> list[SourceRows]:
+def blend_sources(
+    blend: Blend, shard_rows: Mapping[str, Sequence[int] | Integers]
+) -> list[SourceRows]:
     """The views of a blend as sources, by name, with weights that are shares of the samples."""
     sources = []
     for name in sorted(blend.views):
@@ -173,7 +177,7 @@ def blend_sources(blend: Blend, shard_rows: Mapping[str, Sequence[int] | Ints]) 
     return sources
 
 
-def _weight(blend: Blend, weight: float, shard_rows: Sequence[int] | Ints) -> float:
+def _weight(blend: Blend, weight: float, shard_rows: Sequence[int] | Integers) -> float:
     if blend.weights == "samples":
         return weight
     return weight * int(np.asarray(shard_rows, np.int64).sum())

@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.clip_tokenizer import simple_tokenizer, tokenizers
 from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
 from clipmill.train.model.clip import CLIP, Attention, l2_normalise
@@ -304,7 +305,7 @@ class ModelTokenizer:
 
     def encode_all(
         self, texts: pa.ChunkedArray, *, blanks: bool = False
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint32], Integers]:
         """(tokens of all texts, (texts + 1,) where those of each end); NULL has none, and a blank
         text has only with `blanks`.
         """

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import FloatArray
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import ViewDocument, read_document
@@ -23,7 +24,7 @@ from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats import mixing
 from clipmill.verdict.stats.comparison import ALPHA
-from clipmill.verdict.stats.mixing import BlendChoice, FloatArray
+from clipmill.verdict.stats.mixing import BlendChoice
 from clipmill.verdict.tables.metric_names import name_facts
 from clipmill.verdict.tables.reader import Record, Source, records_of
 from clipmill.verdict.tables.roles import name_role

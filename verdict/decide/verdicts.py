@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array, Integers
 from clipmill.verdict.stats.analysis import (
     AVERAGE,
     Analysis,
@@ -37,7 +38,7 @@ from clipmill.verdict.tables.metric_names import (
     plain_name,
     task_stem,
 )
-from clipmill.verdict.tables.reader import Codes, Results
+from clipmill.verdict.tables.reader import Results
 from clipmill.verdict.tables.roles import BASELINES, baseline_arm, quoted
 from clipmill.verdict.tables.spreads import stand_ins
 
@@ -155,8 +156,8 @@ class _Table:
     """
 
     results: Results
-    by_key: Mapping[Key, Mapping[float, Codes]]
-    run_N: Codes
+    by_key: Mapping[Key, Mapping[float, Integers]]
+    run_N: Integers
     groups: Mapping[int, int] | None
     blocks: Mapping[int, int]
     names: Mapping[int, str]
@@ -439,7 +440,7 @@ def _table(results: Results, question: Question) -> _Table:
     code_N = (r.task_N * len(r.metrics) + r.metric_N) * len(scales) + scale_N
     order = np.argsort(code_N, kind="stable")
     starts = np.flatnonzero(np.append(True, code_N[order][1:] != code_N[order][:-1]))
-    groups: dict[Key, dict[float, Codes]] = {}
+    groups: dict[Key, dict[float, Integers]] = {}
     parts = np.split(order, starts[1:])
     for places in sorted(parts, key=lambda part: int(part[0])):
         first = int(places[0])
@@ -854,7 +855,7 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
 
 
 def _unit(
-    results: Results, key: Key, name: str, by_name: str, bounded: bool, places: Codes,
+    results: Results, key: Key, name: str, by_name: str, bounded: bool, places: Integers,
     question: Question,
 ) -> tuple[str, str]:  # fmt: skip
     """The unit and where it is from. A share whose values are above 1 is in percent."""
@@ -904,7 +905,7 @@ def _check_one_unit(
     """ValueError where all values of an arm are shares and those of another one percentages, in
     metrics that are compared and may be shares by their name.
     """
-    groups: dict[str, list[Codes]] = defaultdict(list)
+    groups: dict[str, list[Integers]] = defaultdict(list)
     for task, metric in chosen.items():
         own = name_facts(task if metric == "value" else metric)
         is_open = own.unit == "share" or (own.unit == "" and own.higher is None)
@@ -979,13 +980,13 @@ def _scores(
 
 def _samples_of(
     table: _Table, key: Key, scale: float, values: Runs
-) -> dict[str, dict[int, tuple[np.ndarray]]]:
+) -> dict[str, dict[int, tuple[Array]]]:
     """Values per sample, where the table has them. ValueError where they are not those of the
     value, or of other samples than those of another run.
     """
     r = table.results
     places = table.by_key[key][scale]
-    samples: dict[str, dict[int, tuple[np.ndarray]]] = {}
+    samples: dict[str, dict[int, tuple[Array]]] = {}
     if r.per_sample is None:
         return samples
     sizes = set()

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
 from clipmill.verdict.stats.comparison import (
     ALPHA,
     NO_DIRECTION,
@@ -45,7 +46,6 @@ from clipmill.verdict.stats.model import (
 # Differences of arms with their noise: from one task, and from the average over tasks. Pure.
 
 
-Array = np.ndarray
 Pair = tuple[str, str]  # (arm, its baseline)
 Samples = Mapping[str, SampleRuns]  # {arm: {run: groups of per-sample values}}
 
@@ -313,7 +313,7 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
     return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else None
 
 
-def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> float:
+def mcnemar(first: Sequence[bool] | Array, second: Sequence[bool] | Array) -> float:
     """McNemar's exact two-sided p of two runs on the same samples, correct or not: the samples that
     only one of them got right under an exact binomial.
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
 from clipmill.verdict.stats.model import Spread, satterthwaite, typical_raise
 
 # --------------------------------------------------------------------------------------------------
@@ -21,8 +22,6 @@ from clipmill.verdict.stats.model import Spread, satterthwaite, typical_raise
 # Source: Dunnett, A multiple comparison procedure for comparing several treatments with a control,
 # JASA 50 (1955) and New tables, Biometrics 20 (1964).
 
-
-Array = np.ndarray
 
 FACTOR_END = 8.8  # the normal density beyond it holds 1e-18
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)  # of each panel, on -1..1

@@ -12,11 +12,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray
 from clipmill.verdict.stats.comparison import ALPHA, Family, dunnett_critical
-
-FloatArray = NDArray[np.float64]
 
 RUNS_PER_GROUP = 2  # fewer leave too little to tell the noise by
 

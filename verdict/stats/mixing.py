@@ -33,11 +33,9 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray, Integers
 from clipmill.verdict.stats.comparison import ALPHA
-
-FloatArray = NDArray[np.float64]
 
 POWERS = (0.35, 0.5, 0.75, 1.0)
 RIDGES = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)  # of the slopes
@@ -193,7 +191,7 @@ class MixtureMeans:
 
     shares_MS: FloatArray
     losses_TM: FloatArray
-    mixture_R: NDArray[np.int64]
+    mixture_R: Integers
     repeated: int
     spread_T: FloatArray
 

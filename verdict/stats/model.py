@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
+
 # --------------------------------------------------------------------------------------------------
 # One additive model for all runs: value = arm + group + residual. Pure.
 #
@@ -17,7 +19,6 @@ import numpy as np
 # is paired; several groups are blocks, with one run of an arm in each or with replicates.
 
 
-Array = np.ndarray
 Values = Mapping[str, Mapping[int, float]]  # {arm: {run: value}}; cells may be missing
 RunGroups = Mapping[int, int]  # {run: its group}, for all arms
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
 from clipmill.verdict.stats.model import AdditiveFit, RunGroups, Values, fit_additive
 from clipmill.verdict.stats.signals import LIMITS, Interval
 
 Column = tuple[str, str]  # task, metric
-Array = np.ndarray
 
 LEAST_ARMS = 3  # whose order is compared
 FEWEST_ARMS = 4  # that an interval is of

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clipmill.manifests.arrays import Array
 from clipmill.verdict.stats.model import Values
 
 NORMAL_LIMIT = 1.959964  # of an interval of 95 %
@@ -95,7 +96,7 @@ def _drawn(runs: Mapping[int, float], number: int) -> list[float]:
 
 
 def _one_metric(
-    metric: str, names: list[str], array: np.ndarray, higher_is_better: bool, paired: bool
+    metric: str, names: list[str], array: Array, higher_is_better: bool, paired: bool
 ) -> MetricSignal:
     """Of an array [arms, seeds]."""
     from scipy.special import chdtri
@@ -131,7 +132,7 @@ def _one_metric(
     )
 
 
-def _agreement(array: np.ndarray, size: int) -> float:
+def _agreement(array: Array, size: int) -> float:
     """The share of pairs of arms that the means of two disjoint groups of `size` seeds order alike;
     over all such groups, or MOST_SPLITS drawn ones where there are more."""
     arms, seeds = array.shape

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray, Integers, Mask
 from clipmill.manifests.text import is_printable
 from clipmill.verdict.tables.cells import Cell, comma_use, is_empty, read_cell
 
 Codes = NDArray[np.int32]
-Numbers = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 ABSENT = None  # the cell of a row that lacks the column
 
 
@@ -44,14 +43,14 @@ class Column:
             self._cells = [read_cell(value, self.comma) for value in self.values]
         return self._cells
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> FloatArray:
         """The number of every row; NaN where there is none."""
         distinct = np.array(
             [np.nan if cell.value is None else cell.value for cell in self.cells], np.float64
         )
         return distinct[self.codes] if len(distinct) else np.full(len(self.codes), np.nan)
 
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Integers:
         """How many rows have each distinct cell."""
         return np.bincount(self.codes, minlength=len(self.values))
 
@@ -86,7 +85,7 @@ class Column:
         """The column of other distinct cells; what becomes equal is one."""
         return recoded([change(value) for value in self.values], self.codes)
 
-    def taken(self, rows: Mask | NDArray[np.int64]) -> Column:
+    def taken(self, rows: Mask | Integers) -> Column:
         """Some of the rows, and of the distinct cells those that they have."""
         codes = self.codes[rows]
         used = np.bincount(codes, minlength=len(self.values)) > 0
@@ -173,7 +172,7 @@ class Frame:
     tables: tuple[str, ...] = ()
     caption: str = ""
 
-    def taken(self, rows: Mask | NDArray[np.int64]) -> Frame:
+    def taken(self, rows: Mask | Integers) -> Frame:
         """Some of the rows."""
         kept = {name: column.taken(rows) for name, column in self.columns.items()}
         count = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Array, FloatArray, Integers, Mask
 from clipmill.manifests.layout import AblationLayout
 from clipmill.verdict.tables.account import Account, ColumnRole, Count
 from clipmill.verdict.tables.cells import (
@@ -37,7 +37,6 @@ from clipmill.verdict.tables.frames import (
     ABSENT,
     Column,
     Frame,
-    Mask,
     SeveralTables,
     joined,
     recoded,
@@ -166,10 +165,9 @@ WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge"
 MOST_NAMED = 3  # columns of a question with an option for each, where one column names them all
 CLOSE = 0.01  # of a mean that is written with few digits
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
-Codes = NDArray[np.int64]
 Record = dict[str, Any]
 Source = str | Frame  # the path of a file or a folder, or a table that was in memory
-NO_CODES: Codes = np.zeros(0, np.int64)
+NO_CODES: Integers = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,19 +192,19 @@ class Results:
     arms: tuple[str, ...]
     tasks: tuple[str, ...]
     metrics: tuple[str, ...]
-    arm_N: Codes
-    seed_N: Codes
-    task_N: Codes
-    metric_N: Codes
-    value_N: NDArray[np.float64]
-    scale_N: NDArray[np.float64]
-    samples_N: Codes
-    higher_N: Codes
-    block_N: Codes
+    arm_N: Integers
+    seed_N: Integers
+    task_N: Integers
+    metric_N: Integers
+    value_N: FloatArray
+    scale_N: FloatArray
+    samples_N: Integers
+    higher_N: Integers
+    block_N: Integers
     scales: dict[float, str]
     account: Account
     notes: tuple[str, ...]
-    per_sample: tuple[np.ndarray | None, ...] | None = None
+    per_sample: tuple[Array | None, ...] | None = None
     costs: bool = False
     paired: bool = True
     blocks: tuple[str, ...] = ()
@@ -216,8 +214,8 @@ class Results:
     one_arm: str = ""
     named_tasks: bool = False
     are_means: bool = False
-    runs_N: Codes | None = None
-    sd_N: NDArray[np.float64] | None = None
+    runs_N: Integers | None = None
+    sd_N: FloatArray | None = None
     missing: str = ""
     splits: Mapping[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
@@ -686,12 +684,12 @@ def _are_times(words: Sequence[str]) -> bool:
 class _Cells:
     """Cells of values: the row of each, the name of its column, and what it says."""
 
-    row_N: Codes
-    name_N: Codes
+    row_N: Integers
+    name_N: Integers
     names: list[str]
-    value_N: NDArray[np.float64]
+    value_N: FloatArray
 
-    def taken(self, kept_N: NDArray[Any]) -> _Cells:
+    def taken(self, kept_N: Array) -> _Cells:
         return _Cells(self.row_N[kept_N], self.name_N[kept_N], self.names, self.value_N[kept_N])
 
 
@@ -712,7 +710,7 @@ class _Reading:
         self.no_numbers: dict[str, Counter[str]] = {}
         self.shares: set[str] = set()
         self.are_means = False
-        self.spreads: dict[str, NDArray[np.float64]] = {}
+        self.spreads: dict[str, FloatArray] = {}
         self.frame = Frame({}, 0)
         self.roles = Roles()
         self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
@@ -1456,7 +1454,7 @@ class _Reading:
             runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
         self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
 
-    def _at_the_end(self, steps_N: NDArray[np.float64], keys_N: Codes) -> Mask:
+    def _at_the_end(self, steps_N: FloatArray, keys_N: Integers) -> Mask:
         """The cells at the last step of their run and metric; of a history the last one alone.
 
         Several of one run without a history are several runs, or a question: none is dropped.
@@ -1479,7 +1477,7 @@ class _Reading:
         return kept
 
     def _without_an_end(
-        self, steps_N: NDArray[np.float64], keys_N: Codes, runs_N: Codes, kept: Mask
+        self, steps_N: FloatArray, keys_N: Integers, runs_N: Integers, kept: Mask
     ) -> Mask:
         """The kept cells of a metric that most runs have at their last step, and this run has not:
         the value of an earlier step is not that of its end.
@@ -1497,7 +1495,7 @@ class _Reading:
                 self.cells_out[reason] += count
         return lacks
 
-    def _long_enough(self, steps_N: NDArray[np.float64], kept: Mask, runs_N: Codes) -> Mask:
+    def _long_enough(self, steps_N: FloatArray, kept: Mask, runs_N: Integers) -> Mask:
         """Without runs that ended early: where at least half of the runs of a task end at one step,
         those of an arm that end before it although another run of the arm does not.
         """
@@ -1529,7 +1527,7 @@ class _Reading:
 
     # measurements
 
-    def _key(self, *roles: str) -> Codes:
+    def _key(self, *roles: str) -> Integers:
         """A number for each value; equal where the texts of all these roles are equal."""
         codes = np.zeros(len(self.cells.row_N), np.int64)
         for role in roles:
@@ -1608,7 +1606,7 @@ class _Reading:
         ]  # fmt: skip
         return any((self.frame.columns[name].numbers() > 1).any() for name in counts)
 
-    def _means(self, has_seeds: bool) -> tuple[Codes | None, NDArray[np.float64] | None, str]:
+    def _means(self, has_seeds: bool) -> tuple[Integers | None, FloatArray | None, str]:
         """Of values that are means of runs: how many runs each is of, their standard deviations,
         and what must be told for these. ValueError where options say it of what are no means.
         """
@@ -1821,7 +1819,7 @@ class _Reading:
             or (name in settings and not are_measured(column))
         }  # fmt: skip
 
-    def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: set[str] | None) -> None:
+    def _ask(self, keys_N: Integers, several_N: Mask, of: str, only: set[str] | None) -> None:
         """ValueError, a question, where rows of one run, or of one arm, differ in a column
         without a role. of: `seed` where it is a run. only: where one of these columns does.
         """
@@ -1987,7 +1985,7 @@ class _Reading:
             for name in fewest[:SHOWN] if 3 * counts[name] <= self.frame.rows
         ]  # fmt: skip
 
-    def _commonest(self, names: Sequence[str], rows_N: Codes) -> list[Chosen]:
+    def _commonest(self, names: Sequence[str], rows_N: Integers) -> list[Chosen]:
         """Values of the columns that together choose the rows of most runs of several arms; with
         other values of the first column, those of its next ones.
         """
@@ -2007,7 +2005,7 @@ class _Reading:
             found.setdefault(values[0], tuple(zip(names, values, strict=True)))
         return list(found.values())[: 1 if len(names) == 1 else MOST_CHOICES]
 
-    def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
+    def _needed(self, differing: list[str], rows_N: Integers, groups_N: Integers) -> list[str]:
         """Those of the columns that tell rows apart which do not follow from the others."""
         columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
         kept = list(differing)
@@ -2064,7 +2062,7 @@ class _Reading:
                 found.append(name)
         return found
 
-    def _run_numbers(self) -> Codes:
+    def _run_numbers(self) -> Integers:
         """Numbers of the runs of an arm: by its rows, so that the tasks of one row are one run."""
         rows_N = self.cells.row_N
         is_wide = not self.roles.is_long and not self.roles.task
@@ -2079,14 +2077,14 @@ class _Reading:
         numbers[order] = counted - np.maximum.accumulate(np.where(starts, counted, 0))
         return numbers
 
-    def _lists(self) -> tuple[np.ndarray | None, ...] | None:
+    def _lists(self) -> tuple[Array | None, ...] | None:
         if not self.roles.per_sample:
             return None
         column = self.frame.columns[self.roles.per_sample]
         arrays = [np.asarray(one) if isinstance(one, list) else None for one in column.values]
         return tuple(arrays[code] for code in column.codes[self.cells.row_N].tolist())
 
-    def _say_layout(self, has_seeds: bool, seed_N: Codes) -> None:
+    def _say_layout(self, has_seeds: bool, seed_N: Integers) -> None:
         roles = self.roles
         names = (
             (roles.runs,) if roles.runs else roles.seed if has_seeds and not roles.paired else ()
@@ -2277,22 +2275,20 @@ def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
     )
 
 
-def _largest(
-    values_N: NDArray[np.float64], groups_N: Codes, kept: NDArray[np.bool_]
-) -> NDArray[np.float64]:
+def _largest(values_N: FloatArray, groups_N: Integers, kept: Mask) -> FloatArray:
     """The largest of the kept values of each group."""
     found = np.full(int(groups_N.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(found, groups_N[kept], values_N[kept])
     return found
 
 
-def _refined(groups_N: Codes, codes: NDArray[Any]) -> Codes:
+def _refined(groups_N: Integers, codes: Array) -> Integers:
     """Numbers of the groups that are alike in `codes` too."""
     pairs = groups_N * (int(codes.max(initial=0)) + 1) + codes
     return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
 
-def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
+def _varies(groups_N: Integers, values_N: Array) -> bool:
     """Whether values differ inside of some group."""
     if not len(groups_N):
         return False
@@ -2301,7 +2297,7 @@ def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
     return len(np.unique(pairs)) > len(np.unique(groups_N))
 
 
-def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Codes]:
+def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Integers]:
     """The names that some cell has, in order of appearance, and the place of each cell's."""
     texts = column.texts()
     seen, first, inverse = np.unique(texts.codes, return_index=True, return_inverse=True)
@@ -2447,7 +2443,7 @@ def _scale_names(scales: Mapping[str, float], column: Column) -> dict[float, str
     return names
 
 
-def _seed_numbers(column: Column) -> tuple[Codes, dict[int, str]]:
+def _seed_numbers(column: Column) -> tuple[Integers, dict[int, str]]:
     """Seeds as whole numbers; other texts are numbered, and named."""
     texts = sorted(text for text in column.values if text)
     numbers: dict[str, int] = {}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray, Integers
 from clipmill.verdict.tables.cells import PERCENT_NOTE, is_missing
 from clipmill.verdict.tables.frames import Column, Frame, recoded, text_of
 from clipmill.verdict.tables.metric_names import (
@@ -791,7 +791,7 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
     roles.values = tuple(name for name in roles.values if roles.given[name][0] != "spread")
 
 
-def _quotient(name: str, numbers: Mapping[str, NDArray[np.float64]]) -> str:
+def _quotient(name: str, numbers: Mapping[str, FloatArray]) -> str:
     """The two columns of whose values a column is the quotient in every row; "" for none."""
     for one, other in itertools.permutations((each for each in numbers if each != name), 2):
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -944,7 +944,7 @@ def _settle_tasks(frame: Frame, told: Columns, roles: Roles) -> None:
     names = roles.of("task")
     varying = [name for name in names if len(frame.columns[name].present()) > 1]
     kept = varying or names[:1]
-    groups: list[tuple[str, NDArray[np.int64]]] = []
+    groups: list[tuple[str, Integers]] = []
     for name in kept:  # `key` and `dataset` that say the same are one
         codes = frame.columns[name].codes.astype(np.int64)
         if not any(_same_groups(codes, other) for _, other in groups):
@@ -957,7 +957,7 @@ def _settle_tasks(frame: Frame, told: Columns, roles: Roles) -> None:
             roles.given[name] = ("task", "the same in every row")
 
 
-def _same_groups(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+def _same_groups(one: Integers, other: Integers) -> bool:
     both = len(np.unique(one * (int(other.max(initial=0)) + 1) + other))
     return both == len(np.unique(one)) == len(np.unique(other))
 
@@ -1396,7 +1396,7 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
             roles.seed, roles.paired = (name,), False
 
 
-def is_design(column: Column, arms_N: NDArray[np.int64]) -> bool:
+def is_design(column: Column, arms_N: Integers) -> bool:
     """Whether most arms with several values of a column have the same ones: what the experiment
     chose, not what it found. Of one arm: whether each value is there twice.
     """
@@ -1441,7 +1441,7 @@ def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
     return len(np.unique(runs)) >= 2 * count and bool(pairs.shape[1] < CROSSED * full)
 
 
-def _differs_by_arm(column: Column, arms: NDArray[np.int64]) -> bool:
+def _differs_by_arm(column: Column, arms: Integers) -> bool:
     """Whether numbers of several digits vary in an arm and are other ones in other arms."""
     if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
         return False
@@ -1597,7 +1597,7 @@ def _no_values(frame: Frame, roles: Roles) -> str:
     )
 
 
-def group_codes(frame: Frame, names: Sequence[str]) -> NDArray[np.int64]:
+def group_codes(frame: Frame, names: Sequence[str]) -> Integers:
     """A number for each row; equal where the cells of all these columns are equal as texts."""
     codes = np.zeros(frame.rows, np.int64)
     for name in names:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clipmill.manifests.arrays import FloatArray, Integers
 from clipmill.verdict.tables.frames import Column, Frame, column_of, text_of
 from clipmill.verdict.tables.metric_names import plain_name
 
@@ -87,9 +87,7 @@ def spread_said(caption: str) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def standard_deviations(
-    spread_N: NDArray[np.float64], runs_N: NDArray[np.int64], kind: str
-) -> NDArray[np.float64]:
+def standard_deviations(spread_N: FloatArray, runs_N: Integers, kind: str) -> FloatArray:
     """The standard deviations of the runs of means, NaN for fewer than two.
 
     An interval of 95 % is taken as 1.96 standard errors: of the divisors in use the smallest, so
@@ -100,7 +98,7 @@ def standard_deviations(
     return np.where(runs_N > 1, spread_N * factors_N[kind], np.nan)
 
 
-def samples_behind(value_N: NDArray[np.float64], spread_N: NDArray[np.float64]) -> int:
+def samples_behind(value_N: FloatArray, spread_N: FloatArray) -> int:
     """So many test samples leave these spreads to shares of right answers, √(p(1-p)/n): they
     are of the samples of one run, not of runs. 0 where they follow no such law, or cannot show it.
     """

@@ -14,7 +14,7 @@ from clipmill.filters import near_hashes
 from clipmill.filters.duplicates import route_near
 from clipmill.filters.near_hashes import LINKS, Components, collapse, joined, links_of, near_labels
 from clipmill.manifests import hashes as hamming
-from clipmill.manifests.hashes import Hashes
+from clipmill.manifests.arrays import Hashes
 from tests.manifests.test_hamming import drawn_hashes, near_pairs
 
 

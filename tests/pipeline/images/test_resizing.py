@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.fetching.fidelity import area, psnr_db
+from clipmill.manifests.arrays import Pixels
 from clipmill.pipeline.images import transform
-from clipmill.pipeline.images.transform import FILTERS, Pixels, resized
+from clipmill.pipeline.images.transform import FILTERS, resized
 
 INTERPOLATIONS = ["area", "nearest", *FILTERS]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clipmill.manifests.arrays import Integers
 from clipmill.train.identity import differences
 from clipmill.train.mixture.order import ORDER_VERSION, Order
 from clipmill.train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, wheel_slots
-from clipmill.train.rng import Ints
 
 
 def source(name, weight, *rows):
@@ -342,7 +342,7 @@ class Modulo:
         self.different, self.sources = different, frozenset(sources)
 
     def __call__(self, source, shard, row):
-        numbers: Ints = (self._first[source][shard] + row) % self.different
+        numbers: Integers = (self._first[source][shard] + row) % self.different
         return numbers
 
 

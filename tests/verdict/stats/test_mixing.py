@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from clipmill.manifests.arrays import FloatArray
 from clipmill.verdict.stats import mixing
-from clipmill.verdict.stats.mixing import FloatArray
 from tests.support.late import stats
 
 
