@@ -118,44 +118,48 @@ PAIRS = pa.schema(
 )
 
 # One row per attempt, in the order of the tar. The first eleven columns are img2dataset's.
-SIDECAR = pa.schema(
-    [
-        ("url", pa.string()),
-        ("caption", pa.string()),
-        ("key", pa.string()),
-        ("status", pa.string()),  # success, failed_to_download, failed_to_resize
-        ("error_message", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("original_width", pa.int32()),
-        ("original_height", pa.int32()),
-        ("exif", pa.string()),
-        ("sha256", pa.string()),  # of the bytes as they were received
-        ("uid", pa.string()),
-        ("reason", pa.string()),  # NULL where the row is stored, else a key of REASONS
-        ("class", pa.string()),
-        ("http_status", pa.int16()),
-        ("final_url", pa.string()),
-        ("content_type", pa.string()),
-        ("optout", pa.string()),  # every opt-out signal seen, raw, as JSON
-        ("retry_of", pa.string()),  # key of the row that this one retries
-        ("image_name", pa.string()),  # member name in the tar
-        ("image_offset", pa.int64()),  # of the member's bytes in the tar
-        ("image_length", pa.int64()),
-        ("text_offset", pa.int64()),
-        ("text_length", pa.int64()),
-        ("json_offset", pa.int64()),
-        ("json_length", pa.int64()),
-        ("page_url", pa.string()),
-        ("page_lang", pa.string()),
-        ("wat", pa.string()),
-        ("warc_offset", pa.int64()),
-        ("link", pa.int32()),
-        ("fetched_at", pa.timestamp("ms", tz="UTC")),
-        ("elapsed_ms", pa.int32()),
-        ("attempts", pa.int16()),
-    ]
-)
+_SIDECAR: list[tuple[str, pa.DataType, str]] = [  # name, type, meaning
+    ("url", pa.string(), "address of the image"),
+    ("caption", pa.string(), "text of the pair"),
+    ("key", pa.string(), "name of the sample in its tar"),
+    (
+        "status",
+        pa.string(),
+        "success, failed_to_download or failed_to_resize; a rule sees stored rows only",
+    ),
+    ("error_message", pa.string(), "what went wrong; NULL for stored rows"),
+    ("width", pa.int32(), "of the stored image, pixels"),
+    ("height", pa.int32(), "of the stored image, pixels"),
+    ("original_width", pa.int32(), "of the image as received, upright, pixels"),
+    ("original_height", pa.int32(), "of the image as received, upright, pixels"),
+    ("exif", pa.string(), "EXIF as JSON, if the recipe asks for it"),
+    ("sha256", pa.string(), "of the bytes as received"),
+    ("uid", pa.string(), "32 hex digits, a hash of url and caption"),
+    ("reason", pa.string(), "why a row is not stored; NULL for stored rows"),
+    ("class", pa.string(), "permanent, transient or refused; NULL for stored rows"),
+    ("http_status", pa.int16(), "status of the last response"),
+    ("final_url", pa.string(), "address after redirects"),
+    ("content_type", pa.string(), "as the server named it"),
+    ("optout", pa.string(), "every opt-out signal, as JSON; the filter optout reads it"),
+    ("retry_of", pa.string(), "key of the row that this one retries"),
+    ("image_name", pa.string(), "member of the tar"),
+    ("image_offset", pa.int64(), "of the image's bytes in the tar"),
+    ("image_length", pa.int64(), "bytes of the stored image"),
+    ("text_offset", pa.int64(), "of the caption's bytes in the tar"),
+    ("text_length", pa.int64(), "bytes of the caption"),
+    ("json_offset", pa.int64(), "of the JSON member in the tar"),
+    ("json_length", pa.int64(), "bytes of the JSON member"),
+    ("page_url", pa.string(), "page that the link was on"),
+    ("page_lang", pa.string(), "language that the page declares"),
+    ("wat", pa.string(), "file that the pair came from"),
+    ("warc_offset", pa.int64(), "of the page's record in that file, bytes"),
+    ("link", pa.int32(), "number of the link on its page"),
+    ("fetched_at", pa.timestamp("ms", tz="UTC"), "time of the response, UTC"),
+    ("elapsed_ms", pa.int32(), "time of the request, milliseconds"),
+    ("attempts", pa.int16(), "requests that were made"),
+]
+SIDECAR = pa.schema([(name, kind) for name, kind, _ in _SIDECAR])
+SIDECAR_MEANINGS = {name: meaning for name, _, meaning in _SIDECAR}
 # The pairs in the order in which they are fetched.
 PLAN = pa.schema(
     [

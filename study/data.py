@@ -28,7 +28,7 @@ from clipmill.manifests.records import (
     read_document,
 )
 from clipmill.manifests.schema import Blend
-from clipmill.train.data.view_rows import read_with_retries
+from clipmill.train.store import read_with_retries
 from clipmill.verdict.pages.schema import (
     Categories,
     DuplicateGroups,

@@ -1,4 +1,5 @@
-"""Reading bytes of a store that answers late: ranged requests, and parts of tars on the local disk.
+"""Reading bytes of a store that answers late: retries, ranged requests, and parts of tars on the
+local disk.
 
 Reads and writes `FOLDER/ab/NAME.part` of the setting `read_cache`: 20 bytes of head (magic,
 CRC-32, length), then the bytes.
@@ -10,6 +11,7 @@ Invariants:
 * A part appears as a whole; a damaged one is noticed and fetched again; a full disk turns the
   cache off (tests/train/test_store.py).
 * A range is read whole, or read by s3fs (tests/train/test_store.py).
+* A store that does not answer is `ReadFailed`, not a person's mistake (tests/train/test_store.py).
 
 To extend: a store that is not read through `clipmill.manifests.disk` needs nothing here; the
 callers pass the function that reads.
@@ -39,9 +41,76 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from clipmill.manifests import disk, tls
+from clipmill.manifests import disk, tls, waits
 from clipmill.manifests.arrays import Integers
 from clipmill.manifests.disk import files
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# --------------------------------------------------------------------------------------------------
+# Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
+
+
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further attempt: 31 s in all
+REMEDY = "check the connection to the store and start the same command again, it resumes"
+TRANSIENT_ERRNOS = {
+    errno.EAGAIN,
+    errno.EBUSY,  # s3fs: SlowDown, ServiceUnavailable
+    errno.EIO,  # s3fs: InternalError; a network file system that lost its server
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+}
+# Classes of aiohttp, botocore and urllib3 that are no OSError. They are recognised by name, since
+# the trainer imports none of these libraries.
+TRANSIENT_CLASSES = {
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ConnectTimeoutError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "NewConnectionError",
+    "ProtocolError",
+}
+
+
+class ReadFailed(RuntimeError):
+    """A store did not answer although the read was repeated. The run can be started again."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same read may succeed later: a time-out, a lost connection, a busy server."""
+    if isinstance(error, (TimeoutError, ConnectionError)):
+        return True
+    if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
+        return True
+    return any(kind.__name__ in TRANSIENT_CLASSES for kind in type(error).__mro__)
+
+
+def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) -> T:
+    """`read()`, repeated after transient errors; `name` is what is read, for messages.
+
+    ReadFailed when the last attempt fails too. Other errors are raised at once.
+    """
+    for wait in (*WAITS_S, None):
+        try:
+            with waits.doing(name):
+                return read()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            if wait is None:
+                raise ReadFailed(
+                    f"{name} could not be read in {len(WAITS_S) + 1} attempts ({reason}); {remedy}"
+                ) from error
+            logger.warning("%s: %s; next attempt in %g s", name, reason, wait)
+            time.sleep(wait)
+    raise AssertionError("the last attempt returns or raises")
+
 
 # --------------------------------------------------------------------------------------------------
 # Bytes of rows of one tar as few ranged reads. Pure NumPy.
@@ -276,7 +345,6 @@ SHARE_BETWEEN_SCANS = 1 / 64
 KEPT_SHARE = 0.9  # of the limit, after parts were removed
 UNFINISHED_S = 3600.0  # a file that is still unfinished after so long was left by a killed process
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
-logger = logging.getLogger(__name__)
 
 
 class Part:
@@ -443,7 +511,6 @@ def _parts_in(folder: Path) -> list[tuple[float, int, str]]:
 
 
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 
 class ShardCache(Generic[K, T]):

@@ -22,7 +22,7 @@ from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config
 from clipmill.train.data.damage import StageTimes
 from clipmill.train.data.loader import RunLoader
-from clipmill.train.data.view_rows import ReadFailed
+from clipmill.train.store import ReadFailed
 
 # --- training -------------------------------------------------------------------------------------
 

@@ -25,10 +25,10 @@ from clipmill.train.data.blends import (
     stream_of,
 )
 from clipmill.train.data.loader import RunLoader
-from clipmill.train.data.view_rows import ReadFailed
 from clipmill.train.evaluation.suite import SuiteResults
 from clipmill.train.formats import model_files
 from clipmill.train.parallel import process_group, ray_train
+from clipmill.train.store import ReadFailed
 from clipmill.train.trainer import loop
 
 USED = "images: %s; captions: tokenizer %s"

@@ -14,7 +14,7 @@ import yaml
 
 from clipmill.filters import FILTERS
 from clipmill.manifests import disk
-from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.columns import PAIRS, SIDECAR, SIDECAR_MEANINGS
 from clipmill.manifests.reader import VARIABLES
 from clipmill.manifests.schema import (
     MANNERS,
@@ -35,7 +35,6 @@ from clipmill.manifests.schema import (
     TaskSpec,
 )
 from clipmill.manifests.schema.ablation import Arm
-from clipmill.pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
 from clipmill.pipeline.views.rules import DERIVED
 
 MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())

@@ -25,7 +25,7 @@ from clipmill.manifests.aligned import (
     write_view_shards,
 )
 from clipmill.manifests.arrays import Bytes, Mask
-from clipmill.manifests.columns import MASK, SIDECAR, shared_name, with_extra
+from clipmill.manifests.columns import MASK, SIDECAR, SIDECAR_MEANINGS, shared_name, with_extra
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import (
     NOT_STORED,
@@ -79,44 +79,6 @@ from clipmill.pipeline.views.rules import (
 
 # --------------------------------------------------------------------------------------------------
 # The columns that a rule may read in a pool, with their types and meanings.
-
-
-MEANINGS = {
-    "url": "address of the image",
-    "caption": "text of the pair",
-    "key": "name of the sample in its tar",
-    "status": "success, failed_to_download or failed_to_resize; a rule sees stored rows only",
-    "error_message": "what went wrong; NULL for stored rows",
-    "width": "of the stored image, pixels",
-    "height": "of the stored image, pixels",
-    "original_width": "of the image as received, upright, pixels",
-    "original_height": "of the image as received, upright, pixels",
-    "exif": "EXIF as JSON, if the recipe asks for it",
-    "sha256": "of the bytes as received",
-    "uid": "32 hex digits, a hash of url and caption",
-    "reason": "why a row is not stored; NULL for stored rows",
-    "class": "permanent, transient or refused; NULL for stored rows",
-    "http_status": "status of the last response",
-    "final_url": "address after redirects",
-    "content_type": "as the server named it",
-    "optout": "every opt-out signal, as JSON; the filter optout reads it",
-    "retry_of": "key of the row that this one retries",
-    "image_name": "member of the tar",
-    "image_offset": "of the image's bytes in the tar",
-    "image_length": "bytes of the stored image",
-    "text_offset": "of the caption's bytes in the tar",
-    "text_length": "bytes of the caption",
-    "json_offset": "of the JSON member in the tar",
-    "json_length": "bytes of the JSON member",
-    "page_url": "page that the link was on",
-    "page_lang": "language that the page declares",
-    "wat": "file that the pair came from",
-    "warc_offset": "of the page's record in that file, bytes",
-    "link": "number of the link on its page",
-    "fetched_at": "time of the response, UTC",
-    "elapsed_ms": "time of the request, milliseconds",
-    "attempts": "requests that were made",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +159,7 @@ def list_columns(pool: str) -> list[Column]:
                 name=field.name,
                 type=str(field.type),
                 source="recipe" if from_recipe else "sidecar",
-                meaning=MEANINGS.get(field.name, "an extra column of the recipe"),
+                meaning=SIDECAR_MEANINGS.get(field.name, "an extra column of the recipe"),
             )
         )
     for name, one in DERIVED.items():

@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 
 from clipmill.train import store as store_module
-from clipmill.train.store import HEAD, PartCache, RangeClient, ShardCache, coalesce
+from clipmill.train.store import (
+    HEAD,
+    PartCache,
+    RangeClient,
+    ReadFailed,
+    ShardCache,
+    coalesce,
+    is_transient,
+    read_with_retries,
+)
 
 
 def ranges(rows, gap, part=1000):
@@ -427,3 +436,57 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again():
         error = second.exception()
     assert error is None or str(error) == "no answer"  # it waited, or came after the failure
     assert cache(7) == 7
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class ClientConnectionError(Exception):
+    """As aiohttp names it: no OSError."""
+
+
+class ServerDisconnectedError(ClientConnectionError):
+    """Below a class that is recognised by its name."""
+
+
+SILENT = TimeoutError("silent")
+WAITS = [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "waits"),
+    [
+        (TimeoutError("The read operation timed out"), 1, WAITS[:1]),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 5, WAITS),
+        (OSError(errno.EBUSY, "SlowDown"), 2, WAITS[:2]),
+        (ServerDisconnectedError("Server disconnected"), 1, WAITS[:1]),
+        (SILENT, 6, WAITS),  # then it is a failed read
+        (FileNotFoundError(errno.ENOENT, "No such file"), 1, []),
+        (PermissionError(errno.EACCES, "Access Denied"), 1, []),
+        (ValueError("damaged"), 1, []),
+        (KeyError("name"), 1, []),
+    ],
+    ids=str,
+)
+def test_a_transient_error_is_repeated_with_growing_waits(monkeypatch, error, times, waits):
+    waited, attempts = [], iter(range(times))
+    monkeypatch.setattr(store_module.time, "sleep", waited.append)
+
+    def read():
+        if next(attempts, None) is not None:
+            raise error
+        return "data"
+
+    assert is_transient(error) == bool(waits)
+    if error is SILENT:
+        message = r"00000\.tar could not be read in 6 attempts \(TimeoutError: silent\)"
+        with pytest.raises(ReadFailed, match=message) as raised:
+            read_with_retries(read, "00000.tar")
+        assert raised.value.__cause__ is error
+        assert not isinstance(raised.value, (ValueError, OSError))
+    elif waits:
+        assert read_with_retries(read, "00000.tar") == "data"
+    else:
+        with pytest.raises(type(error)):
+            read_with_retries(read, "00000.tar")
+    assert waited == waits

@@ -6,9 +6,9 @@ order:
 Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/tokens@ID. Written:
 RUN/segments of a live run. Public names:
 
-`CaptionCoder`, `DamageCounts`, `DamagedSample`, `ReadFailed`, `RunBatch`, `RunLoader`,
-`StageTimes`, `copy_tokens`, `open_masks`, `open_pool`, `read_with_retries`, `token_set`,
-`too_many_damaged`; `Batch` and `Loader` of `own_loop.py`, which `import clipmill` gives
+`CaptionCoder`, `DamageCounts`, `DamagedSample`, `RunBatch`, `RunLoader`, `StageTimes`,
+`copy_tokens`, `open_masks`, `open_pool`, `token_set`, `too_many_damaged`; `Batch` and `Loader` of
+`own_loop.py`, which `import clipmill` gives
 
 Invariants:
 
@@ -22,8 +22,6 @@ Invariants:
   batches with and without a folder for parts (tests/train/data/test_read_ahead.py).
 * `clipmill.Loader` gives the batches of a run, from any position and on any number of ranks
   (tests/train/data/test_own_loop.py).
-* A store that does not answer is `ReadFailed`, not a person's mistake
-  (tests/train/data/test_view_rows.py).
 
 To extend: a column for another purpose is read with `open_pool(path).scan`.
 """

@@ -25,13 +25,9 @@ from clipmill.manifests.layout import PoolLayout, RunLayout, shard_name
 from clipmill.manifests.records import PoolDocument, SegmentDocument, read_document
 from clipmill.manifests.schema import STORED_ROWS, Blend
 from clipmill.train.config import TrainConfig
-from clipmill.train.data.view_rows import (
-    RowReader,
-    ShardRows,
-    one_array,
-    read_with_retries,
-)
+from clipmill.train.data.view_rows import RowReader, ShardRows, one_array
 from clipmill.train.mixture.order import Segment, SegmentOrder, next_segment
+from clipmill.train.store import read_with_retries
 
 if TYPE_CHECKING:
     from clipmill.train.model.open_clip_model import ModelTokenizer

@@ -53,9 +53,9 @@ from clipmill.manifests.schema import Blend, TarStream
 from clipmill.manifests.text import printable, valid_text
 from clipmill.train.config import TrainConfig
 from clipmill.train.data.damage import Sample, StageTimes
-from clipmill.train.data.view_rows import ReadFailed, read_with_retries
 from clipmill.train.mixture.schedule import Schedule, SourceRows
 from clipmill.train.rng import derive_key, permutation
+from clipmill.train.store import ReadFailed, read_with_retries
 
 if TYPE_CHECKING:
     from clipmill.train.model.open_clip_model import ModelTokenizer

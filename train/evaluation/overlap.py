@@ -15,9 +15,10 @@ from clipmill.manifests.arrays import Hashes
 from clipmill.manifests.hashes import near_pairs_between, phash
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import TaskSpec
-from clipmill.train.data.view_rows import open_pool, read_with_retries
+from clipmill.train.data.view_rows import open_pool
 from clipmill.train.eval_data.images import ImageSource, image_hashes, map_images
 from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.store import read_with_retries
 from clipmill.train.transforms import decode_image
 
 # --------------------------------------------------------------------------------------------------

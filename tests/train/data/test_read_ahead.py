@@ -11,12 +11,12 @@ import torch
 
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
+from clipmill.train import store as store_module
 from clipmill.train.config import TrainConfig, model_config
-from clipmill.train.data import read_ahead, view_rows
+from clipmill.train.data import read_ahead
 from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.read_ahead import ReadAhead
-from clipmill.train.data.view_rows import ReadFailed
-from clipmill.train.store import PartCache
+from clipmill.train.store import PartCache, ReadFailed
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 
@@ -113,7 +113,7 @@ def test_time_outs_change_nothing(many_shards, store, monkeypatch, threads):
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_silent_store_ends_the_run_with_shard_and_key(many_shards, store, monkeypatch, threads):
     monkeypatch.setattr("clipmill.manifests.disk.files.RETRY_S", 0.0)
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0,))
+    monkeypatch.setattr(store_module, "WAITS_S", (0.0,))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
     for shard in range(16):
         loader.views[0].shard(shard)
@@ -227,7 +227,7 @@ def test_a_damaged_part_of_a_silent_store_ends_as_a_read_does(pool, store, tmp_p
     for path in (tmp_path / "cache").rglob("*.part"):
         path.write_bytes(path.read_bytes() + b"x")
     monkeypatch.setattr("clipmill.manifests.disk.files.RETRY_S", 0.0)
-    monkeypatch.setattr(view_rows, "WAITS_S", ())
+    monkeypatch.setattr(store_module, "WAITS_S", ())
     loader = loader_of(f"slow://{pool}", STEPS, read_cache=cache)
     for shard in range(SHARDS):
         loader.views[0].shard(shard)

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from clipmill.manifests.schema import Blend, TarStream
+from clipmill.train import store
 from clipmill.train.config import model_config
-from clipmill.train.data import tar_streams, view_rows
+from clipmill.train.data import tar_streams
 from clipmill.train.data.damage import StageTimes
 from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.tar_streams import (
@@ -33,7 +34,7 @@ from clipmill.train.data.tar_streams import (
     sum_counts,
     tars_of_reader,
 )
-from clipmill.train.data.view_rows import ReadFailed
+from clipmill.train.store import ReadFailed
 from tests.support.malformed_tars import cut_in_member, flipped, whole
 from tests.support.other_tars import Members, pack, picture
 from tests.support.steps import config_of
@@ -139,7 +140,7 @@ def test_two_tars_one_after_the_other_are_not_half_read(tmp_path):
 
 
 def test_a_server_that_does_not_answer_is_asked_again(server, monkeypatch):
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(store, "WAITS_S", (0.0, 0.0))
     with pytest.raises(
         ReadFailed,
         match=r"in 3 attempts \(ConnectionError: status 503\); check the connection to the server$",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import gc
 import os
 import shutil
@@ -27,13 +26,10 @@ from clipmill.manifests.schema import Balance, Blend
 from clipmill.train.data import view_rows
 from clipmill.train.data.loader import RunLoader
 from clipmill.train.data.view_rows import (
-    ReadFailed,
     ViewChances,
     ViewNumbers,
-    is_transient,
     open_pool,
     open_view,
-    read_with_retries,
 )
 from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
 from tests.train.data.test_loader import model, settings
@@ -450,57 +446,3 @@ def test_captions_come_from_the_columns_by_their_shares(counted_pool):
     wrong = balanced_blend(counted_pool, captions={"web/all": {"entry_count": 1}})
     with pytest.raises(ValueError, match="name 'entry_count', which is no column of text"):
         list(RunLoader(wrong, settings(), model()))
-
-
-# --------------------------------------------------------------------------------------------------
-
-
-class ClientConnectionError(Exception):
-    """As aiohttp names it: no OSError."""
-
-
-class ServerDisconnectedError(ClientConnectionError):
-    """Below a class that is recognised by its name."""
-
-
-SILENT = TimeoutError("silent")
-WAITS = [1.0, 2.0, 4.0, 8.0, 16.0]
-
-
-@pytest.mark.parametrize(
-    ("error", "times", "waits"),
-    [
-        (TimeoutError("The read operation timed out"), 1, WAITS[:1]),
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 5, WAITS),
-        (OSError(errno.EBUSY, "SlowDown"), 2, WAITS[:2]),
-        (ServerDisconnectedError("Server disconnected"), 1, WAITS[:1]),
-        (SILENT, 6, WAITS),  # then it is a failed read
-        (FileNotFoundError(errno.ENOENT, "No such file"), 1, []),
-        (PermissionError(errno.EACCES, "Access Denied"), 1, []),
-        (ValueError("damaged"), 1, []),
-        (KeyError("name"), 1, []),
-    ],
-    ids=str,
-)
-def test_a_transient_error_is_repeated_with_growing_waits(monkeypatch, error, times, waits):
-    waited, attempts = [], iter(range(times))
-    monkeypatch.setattr(view_rows.time, "sleep", waited.append)
-
-    def read():
-        if next(attempts, None) is not None:
-            raise error
-        return "data"
-
-    assert is_transient(error) == bool(waits)
-    if error is SILENT:
-        message = r"00000\.tar could not be read in 6 attempts \(TimeoutError: silent\)"
-        with pytest.raises(ReadFailed, match=message) as raised:
-            read_with_retries(read, "00000.tar")
-        assert raised.value.__cause__ is error
-        assert not isinstance(raised.value, (ValueError, OSError))
-    elif waits:
-        assert read_with_retries(read, "00000.tar") == "data"
-    else:
-        with pytest.raises(type(error)):
-            read_with_retries(read, "00000.tar")
-    assert waited == waits
