@@ -13,10 +13,11 @@ from PIL import Image
 
 from clipmill.bench.synthetic import draw_captions
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import write_bundles, write_view_shards
+from clipmill.manifests.aligned import write_view_shards
 from clipmill.manifests.columns import SIDECAR, VIEW
 from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument
+from tests.support.bundles import write_bundles
 
 SIDE, QUALITY = 256, 90  # of the pool's pictures
 SHARDS, ROWS = 8, 96

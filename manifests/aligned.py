@@ -24,7 +24,7 @@ import json
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,21 +190,6 @@ class BundlesWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(whole=kind is None)
-
-
-def write_bundles(
-    folder: str, schema: pa.Schema, shards: Iterable[tuple[int | str, pa.Table, Mapping[str, Any]]]
-) -> None:
-    """Write and publish the bundles of a score set or a view.
-
-    shards: of each its number, its rows and what is said of them.
-    """
-    with disk.scratch_folder("clipmill-bundles-") as scratch:
-        with BundlesWriter(Path(scratch), schema) as writer:
-            for shard, table, metadata in shards:
-                writer.add(shard, table, metadata)
-        for file in sorted(Path(scratch).iterdir()):
-            disk.publish(file, disk.join(folder, file.name))
 
 
 class Bundle:

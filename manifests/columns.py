@@ -63,23 +63,6 @@ REASONS: dict[str, Literal["refused", "permanent", "transient"]] = {
     "http_5xx": "transient",
 }
 
-# Every link or row of a source that is no pair is counted under exactly one of these.
-CRAWL_REASONS = (
-    "no_alt",
-    "empty_alt",
-    "no_caption",
-    "long_caption",
-    "data_url",
-    "scheme",
-    "bad_url",
-    "outside_folder",
-    "placeholder",
-    "tracking_pixel",
-    "noscript_copy",
-    "damaged",
-    "duplicate_pair",
-)
-
 # Outcomes of the rows of a lock beside REASONS. Of a row that is withheld nothing is handed on.
 STORED, WITHHELD = "stored", "withheld"
 

@@ -301,7 +301,7 @@ def test_the_readme_of_a_package_is_the_map_of_its_files(package: str) -> None:
 
 # What opens a file of rows: of a sidecar, a score set or a view.
 OPENED = re.compile(
-    r"\b(?:AlignedFiles|Bundle|BundleWriter|BundlesWriter|write_bundles|write_changed)\b"
+    r"\b(?:AlignedFiles|Bundle|BundleWriter|BundlesWriter|write_changed)\b"
     r"|\b(?:commits|layout|files|PoolLayout\([^)]*\))\.(?:sidecar|score_bundle|score_part|view_bundle)\("
 )
 # All others ask `Pool`.

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks.scaling.growth_steps import Step, make_photos
 from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit.repair import repair_pool
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.train.evaluation.tasks import classify, ranks
+from clipmill.train.evaluation.tasks import (
+    compact,
+    ranks,
+    sample_columns,
+    summarise,
+    with_best_temperature,
+)
 from clipmill.verdict.pages.page import render
 from tests.support import reports
 
@@ -22,7 +27,9 @@ CLASSES, QUERIES, WIDTH = 100, 500, 256
 def classify_samples(folder: Path, count: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(count, CLASSES)
-    classify(logits, (np.arange(count) % CLASSES).tolist())
+    labels = torch.arange(count) % CLASSES
+    columns = with_best_temperature(sample_columns(logits, labels))
+    compact(columns, CLASSES), summarise(columns, CLASSES)
 
 
 def rank_candidates(folder: Path, count: int) -> None:

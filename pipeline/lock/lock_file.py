@@ -140,7 +140,6 @@ class LockFile:
             if footer.num_rows != self.head.rows:
                 raise ValueError(f"it has {footer.num_rows} rows, its head {self.head.rows}")
         self.names: list[str] = schema.names
-        self.row_groups: int = footer.num_row_groups
 
     @property
     def id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import (
     AlignedFiles,
     Bundle,
-    write_bundles,
+    BundlesWriter,
     write_changed,
     write_view_shards,
 )
@@ -22,6 +22,21 @@ from clipmill.manifests.columns import VIEW
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.records import ShardTable
+
+
+def write_bundles(
+    folder: str, schema: pa.Schema, shards: Iterable[tuple[int | str, pa.Table, Mapping[str, Any]]]
+) -> None:
+    """Write and publish the bundles of a score set or a view.
+
+    shards: of each its number, its rows and what is said of them.
+    """
+    with disk.scratch_folder("clipmill-bundles-") as scratch:
+        with BundlesWriter(Path(scratch), schema) as writer:
+            for shard, table, metadata in shards:
+                writer.add(shard, table, metadata)
+        for file in sorted(Path(scratch).iterdir()):
+            disk.publish(file, disk.join(folder, file.name))
 
 
 def scores_of(pool: str | Path, name: str, shard: int | str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What test_sharing.py runs as several processes: `python evaluation_ranks.py FOLDER`.
+"""What test_tasks.py runs as several processes: `python evaluation_ranks.py FOLDER`.
 
 The environment names the world and the store, as under torchrun. The ranks are forked.
 """

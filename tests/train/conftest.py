@@ -4,10 +4,16 @@ pipeline.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
+import os
+import pickle
 import tarfile
-from typing import Any
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +31,9 @@ from clipmill.train.model.clip import CLIP
 from tests.support import ablations
 from tests.support.bundles import write_masks, write_scores
 from tests.support.commit_records import write_record
-from tests.support.once import once
 from tests.support.tasks import captions_folder, class_folders, write_score_set
 
+Result = TypeVar("Result")
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
     "red": (200, 40, 40),
@@ -35,6 +41,23 @@ COLOURS = {
     "blue": (40, 70, 200),
     "yellow": (220, 200, 40),
 }
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Result]) -> Result:
+    """What `make(folder)` returns, for the processes of pytest-xdist together: the first that asks
+    makes it, the others wait for it and read it from a pickle.
+    """
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of a worker is its own
+    pickled = folder / f"{name}.pickle"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not pickled.exists():
+            result = make(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder)))
+            pickled.write_bytes(pickle.dumps(result))
+    restored: Result = pickle.loads(pickled.read_bytes())
+    return restored
 
 
 def picture(colour, size, seed):

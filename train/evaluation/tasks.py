@@ -568,13 +568,6 @@ def with_best_temperature(columns: Columns) -> Columns:
     return {**plain, "logprob_t": at_best_temperature(columns["logprobs_t"]).astype(np.float32)}
 
 
-def classify(logits_NC: Tensor, labels: Sequence[int]) -> tuple[Columns, Metrics]:
-    """Columns of the predictions (see `sample_columns`), and the metrics."""
-    columns = with_best_temperature(sample_columns(logits_NC, torch.as_tensor(labels)))
-    classes = logits_NC.shape[1]
-    return compact(columns, classes), summarise(columns, classes)
-
-
 def summarise(columns: Columns, classes: int, ignore_groups: Sequence[str] = ()) -> Metrics:
     """The metrics of classification. There is no accuracy5 with five classes or fewer.
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clipmill.bench.backends import Compiled, CudaGraph, Eager, Outputs
+from clipmill.bench.backends import Compiled, CudaGraph, Eager, Outputs, Setup
 from clipmill.bench.inference import (
     Schedule,
     difference,
@@ -12,9 +12,24 @@ from clipmill.bench.inference import (
     reference,
     synthetic_inputs,
 )
+from clipmill.train.config import configure
 from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 from clipmill.train.transforms import normalise
-from tests.support.inference import small_setup
+
+
+def small_setup(folder, device="cpu"):
+    """The model `test` with texts of 9 tokens."""
+    sizes = {"batch_size": 8, "lanes": 8, "samples_seen": 8, "warmup": 0}
+    config = configure({"model": "test", "precision": "fp32", **sizes})
+    return Setup(
+        model=CLIP(MODELS["test"], seed=4).eval(),
+        config=config,
+        device=torch.device(device),
+        text_length=9,
+        threads=1,
+        folder=folder,
+    )
 
 
 class Scripted(Eager):

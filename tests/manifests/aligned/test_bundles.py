@@ -21,7 +21,6 @@ from clipmill.manifests.aligned import (
     parquet_bytes,
     remove_view_shards,
     view_shards,
-    write_bundles,
     write_changed,
     write_view_shards,
 )
@@ -29,6 +28,7 @@ from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.records import ShardTable, ViewDocument
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
+from tests.support.bundles import write_bundles
 
 
 def mask(rows: int) -> pa.Table:

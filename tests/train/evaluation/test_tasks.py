@@ -107,11 +107,18 @@ def test_columns_and_metadata_are_as_promised(colours, model, tmp_path):
     assert correct.tolist() == table["correct"].to_pylist()
 
 
+def classify(logits_NC, labels):
+    """The columns of the predictions as they are stored, and the metrics."""
+    columns = tasks.sample_columns(logits_NC, torch.tensor(labels))
+    columns, classes = tasks.with_best_temperature(columns), logits_NC.shape[1]
+    return tasks.compact(columns, classes), tasks.summarise(columns, classes)
+
+
 def test_classify_by_hand():
     images = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.1], [0.9, 0.2], [0.2, 1.0], [1.0, 0.0]]), dim=1
     )
-    columns, metrics = tasks.classify(10 * images @ torch.eye(2).T, [0, 0, 1, 1])
+    columns, metrics = classify(10 * images @ torch.eye(2).T, [0, 0, 1, 1])
     assert columns["predicted"].tolist() == [0, 0, 1, 0]
     assert metrics["accuracy"] == 0.75
     assert metrics["mean_class_accuracy"] == (1.0 + 0.5) / 2
@@ -123,7 +130,7 @@ def test_classify_by_hand():
 
 def test_a_tie_counts_against_the_model():
     constant = torch.ones(6, 4) / 2
-    columns, metrics = tasks.classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
+    columns, metrics = classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
     shares = {name: metrics[name] for name in ("accuracy", "accuracy5", "mean_class_accuracy")}
     assert shares == {"accuracy": 0.0, "accuracy5": 0.0, "mean_class_accuracy": 0.0}
     assert metrics["logprob"] == pytest.approx(-np.log(6))
@@ -132,7 +139,7 @@ def test_a_tie_counts_against_the_model():
     for label, classes in enumerate(columns["top_classes"].to_pylist()):
         assert label not in classes  # five others are as good
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # classes 0 and 1 are one
-    columns, metrics = tasks.classify(two @ two.T, [0, 1, 2])
+    columns, metrics = classify(two @ two.T, [0, 1, 2])
     assert columns["predicted"].tolist() == [1, 0, 2]
     assert metrics["accuracy"] == 1 / 3
 
