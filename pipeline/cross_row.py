@@ -42,6 +42,7 @@ from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in
 from clipmill.filters.user_file import UserCodeError, error_line
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import parquet_bytes
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name, uids_checksum
@@ -55,7 +56,6 @@ from clipmill.pipeline.shuffle import (
     PLACE,
     UID_BYTES,
     Exchange,
-    Mask,
     Places,
     ShardUnit,
     Step,

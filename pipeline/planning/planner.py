@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from clipmill.manifests import disk, identity
+from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
@@ -48,7 +49,6 @@ from clipmill.pipeline.shuffle import (
     PLACE,
     THREADS,
     Exchange,
-    Mask,
     ShardUnit,
     Step,
     are_there,
