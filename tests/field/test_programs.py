@@ -148,6 +148,50 @@ LINES = (
         notes=("--image-interpolation: of evaluation there", "--use-bn-sync: this is always so"),
     ),
     Line(
+        source="Imageomics/bioclip#30",
+        why="the module of a copy inside of another package starts the same training",
+        line="python -m src.training.main --train-data 'https://h.example/set_01.tar' --warmup 100 "
+        "--dataset-type webdataset --batch-size 1 --epochs 1 --model ViT-B-16 --lr 1e-4 "
+        "--train-num-samples 98000 --dataset-resampled \\",
+        settings={"model": "ViT-B-16", "batch_size": 1, "warmup": 100},
+    ),
+    Line(
+        source="mnpham0417/open_clip: src/test_imagenet.sh",
+        why="a line that evaluates trains nothing, and the command for it has another name",
+        line="python3 -m training.main --imagenet-val /imagenet/val --model ViT-B-32 "
+        "--pretrained laion400m_e32 --batch-size 256",
+        refusal="trains nothing; .* clipmill evaluate MODEL",
+    ),
+    Line(
+        source="fan23j/Aug-SmiCLIP: train.sh",
+        why="a flag that is commented out, and a # inside of a text and of a word",
+        line=f"#SBATCH --gres=gpu:a100\n# it's 64 a GPU\ntorchrun -m training.main \\\n {TARS} \\\n"
+        "--name 'run #3' --logs /d/a#b --warmup 10 --model RN50 \\\n --pretrained openai \\\n"
+        " #--imagenet-val /d/val/ \\",
+        settings={"init": "open_clip:RN50/openai", "batch_size": 64},
+    ),
+    Line(
+        source="gist:Zasder3/4a5cde2854788b2f99aa131f472863b0",
+        why="OpenAI's name of a model, as open_clip takes it, and twelve machines",
+        line="torchrun --nnodes=12 --nproc_per_node=8 --rdzv_endpoint=$MASTER_ADDR \\\n"
+        f" src/training/main.py --report-to wandb {TARS} --dataset-type='webdataset' "
+        "--model=ViT-B/32 --pretrained=openai --batch-size=256 --warmup=5 --dist-url='env://'",
+        settings={"model": "ViT-B-32", "batch_size": 24576, "init": "open_clip:ViT-B-32/openai"},
+    ),
+    Line(
+        source="goel-shashank/CyCLIP#2",
+        why="a line of another program is called one",
+        line="python -m main --name exp1 --train_data cc.csv --validation_data v.csv --distributed",
+        refusal="does not start open_clip_train.main",
+    ),
+    Line(
+        source="mlfoundations/datacomp: README.md",
+        why="the benchmark's program has a preset here",
+        line="torchrun --nproc_per_node 8 train.py --scale small --data_dir /d --output_dir /o "
+        "--exp_name basic",
+        refusal="train.py --scale small is --preset datacomp_small",
+    ),
+    Line(
         source="mlfoundations/open_clip#805",
         why="BatchNorm of a locked tower differs without its own flag, and that is said",
         line=f"{TARS} --model RN50 --pretrained openai --lock-image --warmup 5",

@@ -18,7 +18,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.data.blends import stream_of
 
-MODULES = ("open_clip_train.main", "training.main")
+MODULES = ("open_clip_train.main", "training.main", "main.py")  # ends of the word that starts it
 LAUNCHERS = {  # of torchrun and srun
     "--nproc_per_node": "ranks",
     "--nproc-per-node": "ranks",
@@ -133,6 +133,9 @@ REFUSED = {
     "trace": NOT_HERE,
     "use-bnb-linear": NOT_HERE,
 }
+# A text in quotation marks, or a comment of the shell: from a # that begins a word on.
+COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|(?<!\S)#.*""")
+DATACOMP = "; DataComp's train.py --scale small is --preset datacomp_small here"
 # Where a shell ends the words of a command: its output, the next command.
 OPERATOR = re.compile(r"([0-9&]?>|<|\||;$|&+$)")
 KNOWN = {*SAME, *SWITCHES, *RULES, *NO_EFFECT, *REFUSED}
@@ -165,7 +168,9 @@ def translate(line: str, *, has_data: bool, ranks: int | None = None) -> Transla
     world = (of_line or ranks or 1) * machines
     notes = [f"--{flag}: {NO_EFFECT[flag]}" for flag in flags if flag in NO_EFFECT]
     model = flags.get("model", DEFAULTS["model"])
-    full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags
+    if ":" not in model and not model.endswith(".json"):
+        model = model.replace("/", "-")  # open_clip takes OpenAI's names, such as ViT-B/32
+    full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags | {"model": model}
     changes = {SAME[flag]: full[flag].replace(" ", ",") for flag in full if flag in SAME}
     changes |= FIXED
     changes |= {SWITCHES[flag][0]: SWITCHES[flag][1] for flag in flags if flag in SWITCHES}
@@ -211,14 +216,15 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
     a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
     """
-    text = re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", line.strip())
+    text = COMMENT.sub(lambda match: match[1] or "", line.strip())
+    text = re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", text)
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"the line has no closing quotation mark ({error})") from None
     ends = [n for n, word in enumerate(words) if OPERATOR.match(word)]
     words = words[: ends[0]] if ends else words
-    starts = [n for n, word in enumerate(words) if word in MODULES or word.endswith("main.py")]
+    starts = [n for n, word in enumerate(words) if word.endswith(MODULES)]
     launcher, words = (words[: starts[0]], words[starts[0] + 1 :]) if starts else ([], words)
     numbers: dict[str, int] = {}
     for n, word in enumerate(launcher):
@@ -247,7 +253,8 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
             flags[flag] = value
         elif not flag:
             raise ValueError(
-                f"{word!r} is no flag; give the words after open_clip_train.main, or the whole line"
+                f"{word!r} is no flag, and the line does not start open_clip_train.main; give the "
+                "words after that, or the whole line" + (DATACOMP if "--scale" in words else "")
             )
         else:
             flags[flag] = f"{flags[flag]} {word}".strip()
@@ -366,7 +373,10 @@ def _blend(flags: Mapping[str, str], notes: list[str]) -> Blend:
     """The tars of --train-data as streams."""
     data = flags.get("train-data", "")
     if not data:
-        raise ValueError("the line has no --train-data; add it, or give BLEND, --mix or --stream")
+        raise ValueError(
+            "the line has no --train-data, so it trains nothing; add it, or give BLEND, --mix or "
+            "--stream; where it only evaluates: clipmill evaluate MODEL --task TASK.yaml"
+        )
     kind = flags.get("dataset-type", "auto")
     if kind in ("csv", "synthetic") or (kind == "auto" and data.endswith((".csv", ".tsv"))):
         raise ValueError(_table_recipe(data, flags))
