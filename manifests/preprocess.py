@@ -207,7 +207,7 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     images of another size than the model's.
     """
     kind = document.get("image_processor_type") or document.get("feature_extractor_type")
-    is_clip = kind is None or "CLIP" in kind
+    is_clip = kind is None or kind.startswith(("CLIP", "ChineseCLIP"))
     missing = [
         key for key in ("size", "resample", "image_mean", "image_std") if key not in document
     ]

@@ -359,6 +359,11 @@ def _changed_model(config: TrainConfig) -> ModelConfig | OpenClipConfig:
         model = model.changed(changes, logit_bias=model.logit_bias)
         if model.tokenizer is not None:
             return model
+        if model.clean != "lower":
+            raise ValueError(
+                f"{config.model} reads captions with clean {model.clean}, and stored tokens are of "
+                "clean lower; leave text_cfg.tokenizer_kwargs out"
+            )
     else:
         model = dataclasses.replace(model, **changes)
     if config.tokenizer == "clip" and model.vocab_size < CLIP_TOKENS:

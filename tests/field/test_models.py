@@ -7,10 +7,12 @@ open_clip and of transformers, which compute the same model from the same files.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import pickle
+import tarfile
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ import torch
 from PIL import Image
 
 from clipmill.manifests.preprocess import Preprocess, of_hugging_face
+from clipmill.train.config import configure
 from tests.support import commands
 
 open_clip = pytest.importorskip("open_clip")
@@ -112,14 +115,14 @@ def logprobs(tmp_path: Path) -> dict[str, float]:
     return {row["sample"]: row["logprob"] for row in rows}
 
 
-def by_open_clip(folder: Path, pictures: Path) -> dict[str, float]:
+def by_open_clip(folder: Path, pictures: Path, names: Sequence[str] = CLASSES) -> dict[str, float]:
     """The log-probability of the right class of every picture, by open_clip alone."""
     logging.disable(logging.WARNING)
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     tokenize = open_clip.get_tokenizer(f"local-dir:{folder}")
     logging.disable(logging.NOTSET)
     with torch.no_grad():
-        tokens = tokenize([f"a photo of a {name}" for name in CLASSES])
+        tokens = tokenize([f"a photo of a {name}" for name in names])
         text_CE = model.eval().encode_text(tokens, normalize=True)
         values = {}
         for path in sorted(pictures.rglob("*.png")):
@@ -129,6 +132,25 @@ def by_open_clip(folder: Path, pictures: Path) -> dict[str, float]:
             )
             value = logits[0].log_softmax(0)[CLASSES.index(path.parent.name)]
             values[f"{path.parent.name}/{path.name}"] = float(value)
+    return values
+
+
+def by_transformers(
+    folder: Path, pictures: Path, names: Sequence[str] = CLASSES
+) -> dict[str, float]:
+    """The same by transformers, of a CLIPModel with CLIP's tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.CLIPModel.from_pretrained(folder).eval()
+    texts = [f"a photo of a {name}" for name in names]
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(folder)
+    tokens = tokenizer(texts, padding=True, return_tensors="pt")
+    processor, values = transformers.CLIPImageProcessorPil.from_pretrained(folder), {}
+    for path in sorted(pictures.rglob("*.png")):
+        pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**tokens, **pixels).logits_per_image[0].log_softmax(0)
+        name = f"{path.parent.name}/{path.name}"
+        values[name] = float(logits[CLASSES.index(path.parent.name)])
     return values
 
 
@@ -226,6 +248,69 @@ def test_a_folder_of_open_clip_has_open_clips_numbers(
     agree(by_open_clip(tmp_path / "again", pictures), theirs)
 
 
+CASED = ("BARN, red", "Dune.", "pier & a Pier")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "refuses"),
+    [
+        ({"clean": "whitespace"}, ""),
+        ({"clean": "canonicalize"}, ""),
+        ({"reduction_mask": "simple"}, "{'reduction_mask': 'simple'}; CLIP's tokenizer has clean"),
+        ({"clean": "upper"}, "one of canonicalize, lower, whitespace"),
+    ],
+    ids=["mlfoundations/open_clip#773", "NVlabs/RADIO#142", "drawn at random", "unknown"],
+)
+def test_a_text_is_cleaned_as_its_configuration_says(
+    kwargs: Values, refuses: str, tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    text = {**TOWERS["text_cfg"], "tokenizer_kwargs": kwargs}  # type: ignore[dict-item]
+    folder = open_clip_folder(tmp_path / "model", {}, {**TOWERS, "text_cfg": text})
+    status, document, said = evaluated(str(folder), tmp_path, capsys, classes=list(CASED))
+    if refuses:
+        assert (status, refuses in said) == (2, True)
+        return
+    assert words_of(document).endswith(f"tokenizer clip, clean {kwargs['clean']}")
+    agree(logprobs(tmp_path), by_open_clip(folder, pictures, CASED))
+    (tmp_path / "model.json").write_text(json.dumps({**TOWERS, "text_cfg": text}))
+    with pytest.raises(ValueError, match="and stored tokens are of clean lower"):
+        configure({"model": str(tmp_path / "model.json")})
+
+
+def test_open_clips_weights_are_read_beside_those_of_others(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """huggingface/transformers#25622: a folder of LAION has the files of both programs."""
+    folder = copied(plain_hf, tmp_path / "both")
+    torch.save(state_of(), folder / "open_clip_pytorch_model.bin")
+    torch.save({"step": torch.zeros(2)}, folder / "optimizer.bin")
+    document = {"model_cfg": TOWERS, "preprocess_cfg": {"mean": [0.3, 0.4, 0.5]}}
+    replaced(folder / "open_clip_config.json", document)
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected := by_open_clip(folder, pictures))
+    (folder / "model.safetensors").unlink()
+    (folder / "open_clip_pytorch_model.bin").rename(folder / "pytorch_model.bin")
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected)
+
+
+def test_a_tower_that_has_a_size_of_its_own_is_named(
+    tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """microsoft/BiomedCLIP-PubMedBERT_256-vit_base_patch16_224: open_clip_config.json, with an
+    image_size that timm's tower does not take."""
+    vision = {
+        "timm_model_name": "vit_tiny_patch16_224",
+        "timm_pool": "",
+        "timm_proj": "linear",
+        "image_size": 32,
+    }
+    towers = {**TOWERS, "custom_text": True, "vision_cfg": vision}
+    folder = open_clip_folder(tmp_path / "model", {}, towers)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "does not take images of 32 pixels" in said) == (2, True)
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -302,6 +387,26 @@ PROCESSORS = (
         refuses="gives images of 14 pixels, and the model takes 16",
     ),
     Processor(
+        source="huggingface/transformers#30698",
+        why="both sides scaled, by a class whose name is that of older files",
+        document={"image_processor_type": "CLIPFeatureExtractor", "size": BOTH, "crop_size": BOTH,
+                  "use_square_size": False, "_valid_processor_keys": ["images", "size"]},
+    ),
+    Processor(
+        source="weaviate/multi2vec-clip-inference#51",
+        why="what a fast processor writes beside the same settings",
+        document={**SHORTER, "crop_size": BOTH, "image_processor_type": "CLIPImageProcessorFast",
+                  "data_format": "channels_first", "device": None, "disable_grouping": None,
+                  "do_pad": None, "default_to_square": False},
+    ),
+    Processor(
+        source="huggingface/transformers.js: src/models/jina_clip/image_processing_jina_clip.js",
+        why="a class of another model has words of its own, which are not CLIP's defaults",
+        document={"image_processor_type": "JinaCLIPImageProcessor", "resize_mode": "squash",
+                  "size": SIDE, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
+        refuses="JinaCLIPImageProcessor and has no resample",
+    ),
+    Processor(
         source="openai/CLIP#165",
         why="without the crop every picture has another shape",
         document={**CLIP_PROCESSOR, "do_center_crop": False, "size": {"shortest_edge": SIDE}},
@@ -362,6 +467,71 @@ def test_a_folder_of_hugging_face_has_its_processors_pixels(
     assert commands.weights(words) == 0
     assert evaluated(str(tmp_path / "again"), tmp_path, capsys)[0] == 0
     agree(logprobs(tmp_path), before)
+
+
+def older(config: dict[str, Any], with_new: bool) -> None:
+    """Each tower as older versions wrote it, beside another value of the newer key, or alone."""
+    for tower in ("text_config", "vision_config"):
+        config[f"{tower}_dict"] = {**config.pop(tower), "hidden_act": "quick_gelu"}
+        if with_new:
+            config[tower] = {**config[f"{tower}_dict"], "hidden_act": "gelu"}
+
+
+def wider(config: dict[str, Any]) -> None:
+    """A width of the embedding in each tower, which the one outside replaces."""
+    for tower in ("text_config", "vision_config"):
+        config[tower]["projection_dim"] = 512
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [lambda config: older(config, True), lambda config: older(config, False), wider],
+    ids=["huggingface/optimum-habana#168", "older keys alone", "huggingface/transformers#25622"],
+)
+def test_a_configuration_of_hugging_face_means_what_it_means_there(
+    edit: Callable[[dict[str, Any]], None], tmp_path: Path, pictures: Path, plain_hf: Path,
+    capsys: Any,
+) -> None:  # fmt: skip
+    folder = copied(plain_hf, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    edit(config)
+    replaced(folder / "config.json", config)
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), by_transformers(folder, pictures), 1e-4)
+
+
+def test_another_model_of_hugging_face_is_refused_with_a_way(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """embeddings-benchmark/mteb#1424: a SigLIP in the form of transformers."""
+    folder = copied(plain_hf, tmp_path / "hf")
+    replaced(folder / "config.json", {"model_type": "siglip"})
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "'siglip'; only 'clip'" in said) == (2, True)
+    assert "the folder of the same weights that open_clip reads" in said
+
+
+def test_a_token_that_was_added_is_read(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """huggingface/transformers#21096: a token of textual inversion, above the end of a text."""
+    transformers = pytest.importorskip("transformers")
+    folder = copied(plain_hf, tmp_path / "hf", ["model.safetensors", "tokenizer_config.json"])
+    state = safetensors.load_file(plain_hf / "model.safetensors")
+    key = "text_model.embeddings.token_embedding.weight"
+    state[key] = torch.cat([state[key], torch.ones(1, 16)])
+    safetensors.save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"vocab_size": 49409, "eos_token_id": 2}
+    replaced(folder / "config.json", config)
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(plain_hf)
+    tokenizer.add_tokens(["<my-barn>"])
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    tokenizer.save_pretrained(folder)
+    names = ["<my-barn> in a field", *CLASSES[1:]]
+    assert evaluated(str(folder), tmp_path, capsys, classes=names)[0] == 0
+    agree(logprobs(tmp_path), by_transformers(folder, pictures, names), 1e-4)
 
 
 def test_a_processor_inside_of_processor_config_is_read(
@@ -505,6 +675,7 @@ class Checkpoint:
     why: str
     content: Callable[[dict[str, torch.Tensor]], Any] = field(repr=False)
     refuses: str = ""
+    file: str = "epoch_3.pt"
 
 
 def traced(state: dict[str, torch.Tensor]) -> Any:
@@ -540,6 +711,45 @@ CHECKPOINTS = (
         ),
     ),
     Checkpoint(
+        source="openai/CLIP#284",
+        why="Lightning's file, by its ending too, with a CLIP inside of its module",
+        content=lambda state: {
+            "pytorch-lightning_version": "1.6.0",
+            "global_step": 5,
+            "callbacks": {},
+            "optimizer_states": [{"state": {}}],
+            "hyper_parameters": {"lr": 1e-8},
+            "state_dict": {f"clipmodel.{name}": x for name, x in state.items()},
+        },
+        file="last.ckpt",
+    ),
+    Checkpoint(
+        source="deepspeedai/DeepSpeed#1181",
+        why="the weights of DeepSpeed lie below its own key",
+        content=lambda state: {
+            "module": OrderedDict(state),
+            "optimizer": None,
+            "global_steps": 3,
+            "param_shapes": [{name: x.shape for name, x in state.items()}],
+            "ds_config": {},
+        },
+        file="mp_rank_00_model_states.pt",
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#824",
+        why="trained with --siglip: the configuration of the name has no bias, and the file has",
+        content=lambda state: {
+            "epoch": 2,
+            "state_dict": {**state, "logit_bias": torch.tensor(-9.0)},
+        },
+    ),
+    Checkpoint(
+        source="wdrink/SimpleAR#6",
+        why="as many tokens of another width: no context length would fit",
+        content=lambda state: {**state, "positional_embedding": torch.zeros(12, 32)},
+        refuses="needs [12, 16]; is it another model",
+    ),
+    Checkpoint(
         source="mlfoundations/open_clip#1149",
         why="a TorchScript archive is code",
         content=traced,
@@ -570,7 +780,7 @@ CHECKPOINTS = (
 def test_a_file_of_weights_is_read_with_its_configuration_or_named(
     row: Checkpoint, tmp_path: Path, pictures: Path, capsys: Any
 ) -> None:
-    state, path = state_of(), tmp_path / "epoch_3.pt"
+    state, path = state_of(), tmp_path / row.file
     content = row.content(state)
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -581,7 +791,7 @@ def test_a_file_of_weights_is_read_with_its_configuration_or_named(
     else:
         torch.save(content, path)
     (tmp_path / "tiny.json").write_text(json.dumps(TOWERS))
-    (tmp_path / "epoch_3.json").write_text(json.dumps(TOWERS))
+    path.with_suffix(".json").write_text(json.dumps(TOWERS))
     for source in (str(path), f"open_clip:{tmp_path}/tiny.json/{path}"):
         status, _, said = evaluated(source, tmp_path, capsys)
         assert "\x1b" not in said
@@ -706,6 +916,34 @@ NAMES = (
         says="set classes to their names",
     ),
     Names(
+        source="Jiacheng8/CV-DD#5",
+        why="the pictures of Tiny ImageNet's classes lie one folder below",
+        folders=("barn/images", "dune/images"),
+        labels=(0, 1),
+        says="2 images of",
+    ),
+    Names(
+        source="pytorch/vision: torchvision/datasets/folder.py",
+        why="pictures below a class's own ones are of the class, whatever the depth",
+        folders=("barn", "barn/more", "dune", "dune/more/still"),
+        labels=(0, 0, 1, 1),
+        says="2 images of",
+    ),
+    Names(
+        source="huggingface/pytorch-image-models: timm/data/readers/reader_factory.py",
+        why="the splits of a data set are not its classes",
+        folders=("train/barn", "train/dune", "val/barn", "val/dune"),
+        refuses="where these are the classes, name it as data",
+    ),
+    Names(
+        source="openai/CLIP#246",
+        why="lines of ImageNet's own list begin with ids, in whatever order and of more classes",
+        folders=("n01440764", "n01484850"),
+        file="n01484850 great white shark, white shark\nn00001740\tentity\nn01440764 tench, Tinca",
+        labels=(0, 1),
+        says="n01440764 is 'tench, Tinca'",
+    ),
+    Names(
         source="orrzohar/LOVM#3",
         why="a blank line is a class without a name, the last one is none",
         folders=("a", "b", "c"),
@@ -740,7 +978,7 @@ def test_folders_and_class_names(row: Names, tmp_path: Path, capsys: Any) -> Non
         return
     assert status == 0, said
     rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
-    labels = {each["sample"].partition("/")[0]: each["label"] for each in rows}
+    labels = {each["sample"].rpartition("/")[0]: each["label"] for each in rows}
     assert labels == dict(zip(row.folders, row.labels, strict=True))
     notes = document["used"]["notes"]["task"]
     assert row.says in " ".join(notes)
@@ -803,3 +1041,83 @@ def test_an_image_whose_only_caption_is_blank_is_named(tmp_path: Path, capsys: A
     (tmp_path / "data" / "captions.csv").write_text('file,caption\n0.png,a barn\n1.png," "\n')
     status, _, said = evaluated(str(folder), tmp_path, capsys, kind="retrieval")
     assert (status, "1.png" in said and "has no caption" in said) == (2, True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captions:
+    """A captions.csv and the task's keys. refuses: words of the one line."""
+
+    source: str
+    why: str
+    content: bytes
+    keys: Values = field(default_factory=dict)
+    refuses: str = ""
+
+
+CAPTIONS = (
+    Captions(
+        source="activeloopai/deeplake#2061",
+        why="the header of Flickr's tables, whose names Parquet may have too",
+        content=b"image,caption\n0.png,a barn\n0.png,one barn\n1.png,a dune\n",
+    ),
+    Captions(
+        source="d-ailin/CLIP-Guided-Decoding#4",
+        why="columns that the task names",
+        content=b"file_name,caption,sentence\n0.png,1,a barn\n0.png,2,one\n1.png,3,a dune\n",
+        keys={"columns": {"image": "file_name", "caption": "sentence"}},
+    ),
+    Captions(
+        source="ShuangLI59/Person-Search-with-Natural-Language-Description#5",
+        why="a header that nothing names is answered with the key that does",
+        content=b"file_path,captions\n0.png,a barn\n1.png,a dune\n",
+        refuses="no column 'file'; did you mean 'file_path'? (of file_path, captions); name it, as "
+        "in columns: {image: …}",
+    ),
+    Captions(
+        source="NVIDIA/DIGITS#703",
+        why="a file that is not UTF-8 is named",
+        content="file,caption\n0.png,ein Grünspecht\n1.png,a dune\n".encode("latin-1"),
+        refuses="captions.csv is not UTF-8",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", CAPTIONS, ids=lambda row: row.source)
+def test_a_list_of_captions(row: Captions, tmp_path: Path, capsys: Any) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number in range(2):
+        picture(tmp_path / "data" / f"{number}.png", number)
+    (tmp_path / "data" / "captions.csv").write_bytes(row.content)
+    status, _, said = evaluated(str(folder), tmp_path, capsys, kind="retrieval", **row.keys)
+    if row.refuses:
+        assert (status, row.refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    assert len(rows) == 5  # two images and three captions are queries
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "refuses"),
+    [
+        ("0.tar.gz", "classification", "test/0.tar.gz must be unpacked"),
+        ("0.tar", "linear_probe", "no split 'train' (of test); set train_split, or train_data"),
+    ],
+    ids=["LAION-AI/CLIP_benchmark#47", "LAION-AI/CLIP_benchmark#127"],
+)
+def test_what_a_benchmarks_folder_lacks_is_named(
+    file: str, kind: str, refuses: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    (data / "test").mkdir(parents=True)
+    (data / "classnames.txt").write_text("barn\ndune")
+    (data / "test" / "nshards.txt").write_bytes(b"1\r\n")
+    with tarfile.open(data / "test" / file, "w:gz" if file.endswith("gz") else "w") as tar:
+        for number in range(2):
+            picture(tmp_path / f"{number}.png", number)
+            tar.add(tmp_path / f"{number}.png", f"s{number}.png")
+            label = tarfile.TarInfo(f"s{number}.cls")
+            label.size = 1
+            tar.addfile(label, io.BytesIO(b"%d" % number))
+    status, _, said = evaluated(str(folder), tmp_path, capsys, kind=kind)
+    assert (status, refuses in said) == (2, True), said

@@ -68,10 +68,7 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
     """
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
-    try:
-        text = disk.read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from error
+    text = _text_of(path)
     if path.endswith(".json"):
         try:
             values = json.loads(text)
@@ -84,6 +81,13 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(line if line.strip() else "" for line in lines if blanks or line.strip())
+
+
+def _text_of(path: str) -> str:
+    try:
+        return disk.read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
 
 
 def _from_open_clip(name: str, known: dict[str, str], key: str) -> list[Any]:
@@ -173,7 +177,12 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     """
     if raw.labels is None:
         raise ValueError(f"task {task.name!r}: {raw.source} has no labels")
-    own_names = task_classes(task)
+    own_names, notes = task_classes(task), raw.notes
+    if of_id := _names_by_id(own_names):
+        ids = raw.class_names or tuple(sorted({str(label) for label in raw.labels}))
+        ids = ids if set(ids) <= of_id.keys() else tuple(of_id)
+        own_names = tuple(of_id[each] for each in ids)
+        notes += (f"classes are named by WordNet ids: {ids[0]} is {own_names[0]!r}",)
     if all(isinstance(label, int) for label in raw.labels):
         classes, labels = _numbered(task, raw, own_names)
     else:
@@ -186,7 +195,7 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         classes=classes,
         templates=task_templates(task, raw),
         groups=tuple(str(group) for group in raw.groups or ()),
-        notes=(*raw.notes, *_notes_of_names(classes)),
+        notes=(*notes, *_notes_of_names(classes)),
     )
 
 
@@ -251,6 +260,12 @@ def _named(
         )
     classes = own_names or tuple(key.replace("_", " ") for key in keys)
     return classes, tuple(number[text] for text in texts)
+
+
+def _names_by_id(lines: Sequence[str]) -> dict[str, str]:
+    """The name of each WordNet id, of lines such as `n01440764 tench`; {} where one is no such."""
+    found = [re.fullmatch(rf"({WORDNET_ID.pattern})[\s,:]+(\S.*)", line) for line in lines]
+    return {match[1]: match[2] for match in found if match} if all(found) else {}
 
 
 def task_classes(task: TaskSpec) -> tuple[str, ...]:
@@ -429,14 +444,17 @@ OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff")  # images that are not read
 
 
 def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
-    """Images and labels from DATA/CLASS/IMAGE; the labels are the folders' names, and the numbers
-    that they name where the task has names for these.
+    """Images and labels from DATA/CLASS/IMAGE, also in folders below that of the class, as
+    torchvision reads them; the labels are the folders' names, and the numbers that they name where
+    the task has names for these.
 
-    ValueError for fewer than two folders, and for images in formats that are not read.
+    ValueError for fewer than two folders, for images in formats that are not read, and where the
+    classes may be the folders below.
     """
     files_of = {}
+    deeper = 0
     for folder in disk.list_names(data):
-        names = disk.list_names(disk.join(data, folder))
+        names = list(_names_below(disk.join(data, folder)))
         images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
         others = [name for name in names if name.lower().endswith(OTHER_SUFFIXES)]
         if others:  # left out, they would make another test set without a word
@@ -447,6 +465,14 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
             )
         if images:
             files_of[folder] = images
+        below = sorted({name.partition("/")[0] for name in images if "/" in name})
+        deeper += sum("/" in name for name in images)
+        if len(below) > 1 and all("/" in name for name in images):
+            raise ValueError(
+                f"task {task.name!r}: {disk.join(data, folder)} has folders of images, {below[0]}, "
+                f"{below[1]} …, and no image of its own; where these are the classes, name it as "
+                "data, else put the images of a class into one folder"
+            )
     if len(files_of) < 2:
         raise ValueError(
             f"task {task.name!r}: {data} has {len(files_of)} folders of images "
@@ -455,6 +481,7 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
         )
     folders = tuple(files_of)
     notes: tuple[str, ...] = ()
+    below_note = (f"{deeper:,} images of {data} lie in folders below their class's",)
     label_of: dict[str, int] | dict[str, str] = {name: name for name in folders}
     if all(name.isascii() and name.isdecimal() for name in folders):
         folders = tuple(sorted(folders, key=lambda name: (int(name), name)))
@@ -470,8 +497,18 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
         images=ImageFiles(data, tuple(files)),
         labels=labels,
         class_names=folders if isinstance(labels[0], str) else None,
-        notes=notes,
+        notes=notes + (below_note if deeper else ()),
     )
+
+
+def _names_below(folder: str) -> Iterator[str]:
+    """The names of a folder's files, and with their folders those of the files below it."""
+    for name in disk.list_names(folder):
+        is_image = name.lower().endswith((*IMAGE_SUFFIXES, *OTHER_SUFFIXES))
+        if not is_image and disk.is_folder(disk.join(folder, name)):
+            yield from (f"{name}/{inner}" for inner in _names_below(disk.join(folder, name)))
+        else:
+            yield name
 
 
 def _numbers_of_folders(
@@ -497,7 +534,7 @@ def _numbers_of_folders(
 
 
 def read_captions(task: TaskSpec, data: str) -> RawSamples:
-    """Images and captions from DATA/captions.csv (columns file, caption).
+    """Images and captions from DATA/captions.csv (columns file, caption, or those of the task).
 
     A file may be repeated with other captions. ValueError names a missing file, column or cell with
     its line.
@@ -508,20 +545,23 @@ def read_captions(task: TaskSpec, data: str) -> RawSamples:
             f"task {task.name!r}: {path} does not exist; retrieval reads its columns "
             "file and caption, or tars, Parquet files or CLIP_benchmark's layout"
         )
-    text = disk.read_bytes(path).decode("utf-8-sig")
-    rows = csv.DictReader(io.StringIO(text, newline=""))
+    rows = csv.DictReader(io.StringIO(_text_of(path), newline=""))
     columns = list(rows.fieldnames or ())
-    for column in ("file", "caption"):
-        if column not in columns:
+    named = {}
+    for what, usual in (("image", "file"), ("caption", "caption")):
+        there = [name for name in (usual, *USUAL[what]) if name in columns]
+        named[what] = task.columns.get(what) or (there or [usual])[0]
+        if named[what] not in columns:
             raise ValueError(
-                f"{path} has no column {column!r}{disk.did_you_mean(column, columns)} "
-                f"(of {', '.join(columns) or 'none'})"
+                f"{path} has no column {named[what]!r}{disk.did_you_mean(named[what], columns)} "
+                f"(of {', '.join(columns) or 'none'}); name it, as in columns: {{{what}: …}}"
             )
     captions: dict[str, list[str]] = {}
     for row in rows:
-        if not row["file"] or not row["caption"]:
+        file, caption = row[named["image"]], row[named["caption"]]
+        if not file or not caption:
             raise ValueError(f"{path} line {rows.line_num}: file and caption must both be given")
-        captions.setdefault(row["file"], []).append(row["caption"])
+        captions.setdefault(file, []).append(caption)
     for file in captions:
         if not disk.exists(disk.join(data, file)):
             raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
@@ -846,7 +886,8 @@ def _tars(task: TaskSpec, data: str, split: str) -> list[str]:
         splits = [name for name in disk.list_names(data) if "." not in name]
         raise ValueError(
             f"task {task.name!r}: {data} has no split {split!r}{disk.did_you_mean(split, splits)} "
-            f"(of {', '.join(splits) or 'none'}); set split"
+            f"(of {', '.join(splits) or 'none'}); set "
+            f"{'split' if split == task.split else 'train_split, or train_data'}"
         )
     present = disk.list_names(folder, ".tar")
     if not disk.exists(count_path):
@@ -859,6 +900,8 @@ def _tars(task: TaskSpec, data: str, split: str) -> list[str]:
         raise ValueError(f"{count_path} says {text!r}; it must hold the number of tars")
     tars = [f"{number}.tar" for number in range(int(text))]
     if sorted(tars) != present:
+        if packed := disk.list_names(folder, ".tar.gz"):
+            raise ValueError(f"task {task.name!r}: {disk.join(folder, packed[0])} must be unpacked")
         wrong = sorted(set(tars) ^ set(present))
         raise ValueError(
             f"task {task.name!r}: {count_path} says {text} tars, but {folder} has {len(present)} "

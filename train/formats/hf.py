@@ -76,6 +76,8 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
     settings, vocab, whole, added = (
         disk.read_json(disk.join(folder, name)) if name in names else {} for name in files
     )
+    more = [*whole.get("added_tokens", ()), *settings.get("added_tokens_decoder", {}).values()]
+    added = {*added, *(each["content"] for each in more)}
     kind = str(settings.get("tokenizer_class") or "CLIPTokenizer")
     vocabularies = [each for each in (vocab, whole.get("model", {}).get("vocab")) if each]
     try:
@@ -83,7 +85,7 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
     except ImportError:
         return vocab_size != CLIP_VOCABULARY
     is_clip = all(vocabulary == clip for vocabulary in vocabularies) and bool(vocabularies)
-    return not (is_clip and set(added) <= set(clip) and kind.startswith("CLIPTokenizer"))
+    return not (is_clip and added <= set(clip) and kind.startswith("CLIPTokenizer"))
 
 
 def _settings(context_length: int) -> dict[str, Any]:
@@ -263,6 +265,13 @@ def _tower_config(config: ModelConfig, tower: str, activation: str) -> dict[str,
     }
 
 
+def _tower(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of a tower; what older versions wrote as NAME_dict replaces the others."""
+    older = settings.get(f"{name}_dict")
+    given = settings.get(name) or {} if older is None else older
+    return {**_CONFIG_DEFAULTS[name], **given}
+
+
 def model_config_of_hf(
     settings: Mapping[str, Any], preprocess: Mapping[str, Any] | None = None
 ) -> ModelConfig:
@@ -272,10 +281,10 @@ def model_config_of_hf(
     """
     if settings.get("model_type") != "clip":
         raise ValueError(
-            f"model_type is {settings.get('model_type')!r}; only 'clip', a CLIPModel, can be read"
+            f"model_type is {settings.get('model_type')!r}; only 'clip', a CLIPModel, can be read; "
+            "of others the folder of the same weights that open_clip reads"
         )
-    text = {**_CONFIG_DEFAULTS["text_config"], **(settings.get("text_config") or {})}
-    vision = {**_CONFIG_DEFAULTS["vision_config"], **(settings.get("vision_config") or {})}
+    text, vision = (_tower(settings, name) for name in ("text_config", "vision_config"))
     activations = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
     if len(activations) != 1 or not activations <= {"gelu", "quick_gelu"}:
         raise ValueError(
@@ -350,12 +359,12 @@ def load_hf(folder: str) -> AnyModel:
             f"{folder} has no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
         )
     document = disk.read_json(disk.join(folder, CONFIG_FILE))
-    text = {**_CONFIG_DEFAULTS["text_config"], **(document.get("text_config") or {})}
+    text = _tower(document, "text_config")
     end, vocabulary = text["eos_token_id"], text["vocab_size"]
     own = document.get("model_type") == "clip" and _has_own_tokenizer(folder, vocabulary)
     highest = {2, vocabulary - 1} if own else {2, vocabulary - 1, CLIP_VOCABULARY - 1}
     config = model_config_of_hf(
-        {**document, "text_config": {**text, "eos_token_id": 2}}, _preprocessing(folder)
+        {**document, "text_config_dict": {**text, "eos_token_id": 2}}, _preprocessing(folder)
     )
     weights = from_hf(read_state(disk.join(folder, weights_files[0])), config)
     if not own and end in highest:

@@ -43,7 +43,7 @@ from clipmill.train.model.open_clip_model import AnyModel, build_model, without_
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
 FORMATS: dict[str, Callable[[AnyModel, str], object]] = {

@@ -45,6 +45,7 @@ TOKENIZER_FILES = {
     "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "bpe.codes",
 }  # fmt: skip
+OTHER_MODEL = "; is it another model than the one configured?"
 INDEX = ".index.json"  # of weights in several files
 OPENAI_ENTRIES = ("input_resolution", "context_length", "vocab_size")  # beside OpenAI's weights
 
@@ -108,16 +109,14 @@ def stored_parts(
         wanted, parts = shape_of(name, parameter.shape, config), []
         for source in names_of(name):
             if source not in remaining:
-                raise ValueError(
-                    f"the checkpoint has no {source!r}; "
-                    "is it another model than the one configured?"
-                )
+                raise ValueError(f"the checkpoint has no {source!r}{OTHER_MODEL}")
             value = remaining.pop(source)
             is_scalar = parameter.numel() == value.numel() == 1
             if list(value.shape) != wanted and not is_scalar:
+                fits = list(value.shape)[1:] == wanted[1:]
                 raise ValueError(
                     f"{source} has shape {list(value.shape)}; the model needs {wanted}"
-                    + _remedy(name, value.shape, config)
+                    + (_remedy(name, value.shape, config) if fits else OTHER_MODEL)
                 )
             parts.append(value)
         yield name, parameter.shape, parts
@@ -367,6 +366,8 @@ def export_files(folder: str) -> list[str]:
     names = disk.list_names(folder)
     kinds = (".safetensors", ".bin", ".pt", ".pth")
     files = [name for kind in (INDEX, *kinds) for name in names if name.endswith(kind)]
+    # A folder may have Hugging Face's weights or an optimizer beside them.
+    files.sort(key=lambda name: (not name.startswith("open_clip_"), "model" not in name))
     if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         return []
     if WEIGHTS_FILE in files or not files[0].endswith(INDEX):

@@ -176,6 +176,7 @@ def trained_blocks(layers: int, groups: int | None) -> int:
 
 OPEN_CLIP = "open_clip:"  # before a name or file: open_clip's own module, also for a ViT like ours
 SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0  # where the sigmoid loss starts (Zhai et al. 2023)
+CLEAN = {"lower", "whitespace", "canonicalize"}  # what open_clip's CLIP tokenizer does to a text
 # Our setting -> where open_clip's configuration has it.
 _THEIR_SETTINGS = {
     "image_size": ("vision_cfg", "image_size"),
@@ -249,6 +250,11 @@ class OpenClipConfig(Preprocess):
         name = self.text.get("hf_tokenizer_name")
         return None if name is None else self.folder or str(name)
 
+    @property
+    def clean(self) -> str:
+        """One of CLEAN: what CLIP's tokenizer does to a text first."""
+        return str((self.text.get("tokenizer_kwargs") or {}).get("clean", "lower"))
+
     def changed(self, changes: Mapping[str, Any], *, logit_bias: bool) -> OpenClipConfig:
         """With some of _THEIR_SETTINGS and of PREPROCESS_FIELDS, and what the loss needs."""
         settings: dict[str, Any] = copy.deepcopy(dict(self.settings))
@@ -296,6 +302,14 @@ def _untrainable(settings: Mapping[str, Any]) -> str | None:
             )
     if "hf_model_name" in text and "hf_tokenizer_name" not in text:
         return "text_cfg has hf_model_name and no hf_tokenizer_name; name its tokenizer"
+    given = text.get("tokenizer_kwargs") or {}
+    if "hf_tokenizer_name" not in text and not (
+        {*given} <= {"clean"} and {*given.values()} <= CLEAN
+    ):
+        return (
+            f"text_cfg.tokenizer_kwargs is {given}; CLIP's tokenizer has clean here, one of "
+            f"{', '.join(sorted(CLEAN))}"
+        )
     size = vision.get("image_size", 224)
     if not isinstance(size, int) and len(set(size)) > 1:
         return f"image_size is {list(size)}; images are squares here"

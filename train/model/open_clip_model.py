@@ -80,7 +80,11 @@ class OpenClipModel(nn.Module):
 
     def encode_image(self, image_BCHW: Tensor) -> Tensor:
         """Images, normalised per channel, to unit vectors BE."""
-        return l2_normalise(self.open_clip.encode_image(image_BCHW))
+        try:
+            return l2_normalise(self.open_clip.encode_image(image_BCHW))
+        except AssertionError as error:  # of timm, whose tower has a size of its own
+            size = f"images of {self.config.image_size} pixels"
+            raise ValueError(f"{self.config.name} does not take {size}: {_line(error)}") from error
 
     def encode_text(self, token_BT: Tensor) -> Tensor:
         """Captions to unit vectors BE. CLIP's tokens may be cut behind the longest caption."""
@@ -354,8 +358,10 @@ def text_tokenizer(config: ModelConfig | OpenClipConfig) -> Callable[[list[str]]
 
 def tokenizer_words(config: ModelConfig | OpenClipConfig) -> str:
     """What reads a model's captions: `clip`, or the name or folder of another tokenizer."""
-    own = config.tokenizer if isinstance(config, OpenClipConfig) else None
-    return "clip" if own is None else own
+    if not isinstance(config, OpenClipConfig):
+        return "clip"
+    usual = "clip" if config.clean == "lower" else f"clip, clean {config.clean}"
+    return usual if config.tokenizer is None else config.tokenizer
 
 
 def hf_tokenizer(config: OpenClipConfig) -> Any:
@@ -364,16 +370,18 @@ def hf_tokenizer(config: OpenClipConfig) -> Any:
 
 
 def _tokenizer_of(config: ModelConfig | OpenClipConfig) -> Any:
-    if not isinstance(config, OpenClipConfig) or config.tokenizer is None:
+    if not isinstance(config, OpenClipConfig):
         return _clip_tokenizer(config.context_length)
+    if config.tokenizer is None:
+        return _clip_tokenizer(config.context_length, config.clean)
     rest = {**config.text.get("tokenizer_kwargs", {})}
     rest["tokenizer_mode"] = config.text.get("tokenizer_mode")
     return _own_tokenizer(config.name, config.tokenizer, config.context_length, json.dumps(rest))
 
 
 @functools.lru_cache(maxsize=4)
-def _clip_tokenizer(context_length: int) -> Any:
-    return simple_tokenizer()(context_length=context_length)
+def _clip_tokenizer(context_length: int, clean: str = "lower") -> Any:
+    return simple_tokenizer()(context_length=context_length, clean=clean)
 
 
 @functools.lru_cache(maxsize=4)
