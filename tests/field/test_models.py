@@ -1097,6 +1097,61 @@ def test_a_list_of_captions(row: Captions, tmp_path: Path, capsys: Any) -> None:
     assert len(rows) == 5  # two images and three captions are queries
 
 
+COCO = {
+    "images": [{"id": 7, "file_name": "0.png"}, {"id": 3, "file_name": "1.png"}],
+    "annotations": [
+        {"image_id": 3, "id": 1, "caption": "a dune"},
+        {"image_id": 7, "id": 2, "caption": "a barn"},
+        {"image_id": 7, "id": 4, "caption": "one barn"},
+    ],
+}
+KARPATHY = {
+    "dataset": "coco",
+    "images": [
+        {"filepath": folder, "filename": name, "split": split, "cocoid": 1, "sentids": [1],
+         "sentences": [{"raw": text, "tokens": text.split()} for text in texts]}
+        for folder, name, split, texts in (
+            ("val2014", "0.png", "test", ("a barn", "one barn")),
+            ("val2014", "1.png", "test", ("a dune",)),
+            ("train2014", "9.png", "restval", ("a pier",)),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "keys", "refuses"),
+    [
+        (COCO, {}, ""),
+        (KARPATHY, {}, ""),
+        (KARPATHY, {"split": "val"}, "no image of split 'val' (of restval, test); set split"),
+        ({"images": [{"file": "0.png"}]}, {}, "no list of captions of COCO's form"),
+    ],
+    ids=["d-ailin/CLIP-Guided-Decoding#4", "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#25",
+         "a split that is missing", "another form"],
+)  # fmt: skip
+def test_lists_of_captions_as_json_are_those_of_a_table(
+    document: Values, keys: Values, refuses: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    for number in range(2):
+        picture(data / f"{number}.png", number)
+        picture(data / "val2014" / f"{number}.png", number)
+    (data / "captions.csv").write_text("file,caption\n0.png,a barn\n0.png,one barn\n1.png,a dune")
+    status, expected, _ = evaluated(str(folder), tmp_path, capsys, kind="retrieval")
+    assert status == 0
+    (data / "captions.csv").unlink()
+    (data / "list.json").write_text(json.dumps(document))
+    for place in (data, data / "list.json"):
+        given = {"kind": "retrieval", "data": str(place), **keys}
+        status, used, said = evaluated(str(folder), tmp_path, capsys, **given)
+        if refuses:
+            assert (status, refuses in said) == (2, True), said
+        else:
+            assert (status, used["task"]) == (0, expected["task"])
+        (data / "another.json").write_text("{}")  # the list must then be named
+
+
 @pytest.mark.parametrize(
     ("file", "kind", "refuses"),
     [

@@ -534,17 +534,67 @@ def _numbers_of_folders(
 
 
 def read_captions(task: TaskSpec, data: str) -> RawSamples:
-    """Images and captions from DATA/captions.csv (columns file, caption, or those of the task).
+    """Images and captions from DATA/captions.csv (columns file, caption, or those of the task), or
+    from the one .json there, or at `data`, of COCO's or Karpathy's form.
 
     A file may be repeated with other captions. ValueError names a missing file, column or cell with
     its line.
     """
-    path = disk.join(data, "captions.csv")
+    path, lists = disk.join(data, "captions.csv"), disk.list_names(data, ".json")
+    if data.endswith(".json") and not disk.is_folder(data):
+        path, data = data, data.rpartition("/")[0] or "."
+    elif not disk.exists(path) and len(lists) == 1:
+        path = disk.join(data, lists[0])
     if not disk.exists(path):
         raise ValueError(
             f"task {task.name!r}: {path} does not exist; retrieval reads its columns "
-            "file and caption, or tars, Parquet files or CLIP_benchmark's layout"
+            "file and caption, a .json of COCO's or Karpathy's form, or tars, Parquet files or "
+            "CLIP_benchmark's layout"
         )
+    is_json = path.endswith(".json")
+    captions = _captions_of_json(task, path) if is_json else _captions_of_csv(task, path)
+    for file in captions:
+        if not disk.exists(disk.join(data, file)):
+            raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
+    images = ImageFiles(data, tuple(captions))
+    return RawSamples(source=path, images=images, captions=list(captions.values()))
+
+
+def _captions_of_json(task: TaskSpec, path: str) -> dict[str, list[str]]:
+    """The captions of each file: of COCO's images and annotations, or of those of Karpathy's images
+    that are of the task's split.
+    """
+    document = disk.read_json(path)
+    try:
+        images = document["images"]
+        if "annotations" in document:
+            file_of = {each["id"]: each["file_name"] for each in images}
+            captions: dict[str, list[str]] = {file: [] for file in file_of.values()}
+            for each in document["annotations"]:
+                captions[file_of[each["image_id"]]].append(each["caption"])
+            return captions
+        splits = sorted({each["split"] for each in images})
+        if task.split not in splits:
+            raise ValueError(
+                f"task {task.name!r}: {path} has no image of split {task.split!r} (of "
+                f"{', '.join(splits)}); set split"
+            )
+        return {
+            "/".join(filter(None, (each.get("filepath"), each["filename"]))): [
+                sentence["raw"] for sentence in each["sentences"]
+            ]
+            for each in images
+            if each["split"] == task.split
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"task {task.name!r}: {path} is no list of captions of COCO's form (images with id and "
+            "file_name, annotations with image_id and caption) or Karpathy's (images with filename,"
+            f" split and sentences): {error!r}"
+        ) from error
+
+
+def _captions_of_csv(task: TaskSpec, path: str) -> dict[str, list[str]]:
     rows = csv.DictReader(io.StringIO(_text_of(path), newline=""))
     columns = list(rows.fieldnames or ())
     named = {}
@@ -562,11 +612,7 @@ def read_captions(task: TaskSpec, data: str) -> RawSamples:
         if not file or not caption:
             raise ValueError(f"{path} line {rows.line_num}: file and caption must both be given")
         captions.setdefault(file, []).append(caption)
-    for file in captions:
-        if not disk.exists(disk.join(data, file)):
-            raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
-    images = ImageFiles(data, tuple(captions))
-    return RawSamples(source=path, images=images, captions=list(captions.values()))
+    return captions
 
 
 # --------------------------------------------------------------------------------------------------
@@ -993,6 +1039,8 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
         return read_tars(task, [data], data, needs)
     if is_file and data.endswith(".parquet"):
         return read_tables(task, [data], data, needs)
+    if is_file and data.endswith(".json") and needs == "caption":
+        return read_captions(task, data)
     if is_benchmark_layout(data, split):
         return read_benchmark(task, data, split, needs)
     if needs == "caption" and disk.exists(disk.join(data, "captions.csv")):
