@@ -180,9 +180,12 @@ class Reading:
 
     def words(self) -> str:
         """What it gives, with examples."""
+        return f"{self.form}: {len(self.pairs):,} pairs, such as {'; '.join(self.examples_shown())}"
+
+    def examples_shown(self) -> list[str]:
+        """Some pairs, in words."""
         drawn = sorted(self.pairs, key=lambda pair: _draw(pair[0]))[:SHOWN]
-        shown = [f"{image}: {_quoted(text)}" for image, text in drawn]
-        return f"{self.form}: {len(self.pairs):,} pairs, such as {'; '.join(shown)}"
+        return [f"{image}: {_quoted(text)}" for image, text in drawn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +194,8 @@ class Pictures:
     reason. `drawn_from`: the pairs that there are, of which `pairs` is a sample.
 
     files: the pictures of the folder. lost: those of them without a pair, by reason; `rejected`
-    has these and rows that name no picture. examples: one of a reason. lines: what was found.
+    has these and rows that name no picture. examples: one of a reason. lines: what was found, from
+    the third on what is not used. drawn_pairs: some pairs, in words.
     """
 
     folder: str
@@ -203,6 +207,7 @@ class Pictures:
     lost: Counter[str] = field(default_factory=Counter)
     examples: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    drawn_pairs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +226,11 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
     ValueError where there are no pictures, no captions, or two forms of captions and none is named.
     """
     if disk.is_url(folder) or not disk.local_path(folder).is_dir():
-        raise ValueError(f"{folder} is no folder on this machine; name a folder of pictures")
+        urls = ". A list of URLs becomes a pool by `clipmill build` (docs/start/img2dataset.md)"
+        raise ValueError(
+            f"{disk.shown_path(folder)} is no folder on this machine; name a folder of pictures"
+            f"{urls if disk.exists(folder) else ''}"
+        )
     folder = os.path.abspath(disk.local_path(folder))
     inside = ImageFolder(folder, Source(kind="image_folder", paths=(folder,), captions="txt"))
     names = inside.names()
@@ -234,6 +243,7 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         disk.check_not_saved(folder, names)
         raise ValueError(printable(_no_pictures(folder, names, outside)))
     reading, notes = _choose(inside, names, images, named)
+    notes += _links(folder, (name for name in outside if os.path.isdir(os.path.join(folder, name))))
     kinds = Counter(os.path.splitext(name)[1].lower() for name in files)
     lost = Counter([*outside.values(), *reading.lost.values()])
     lines = (f"{folder} has {len(files):,} pictures ({_kinds(kinds)})", reading.words(), *notes)
@@ -246,21 +256,34 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         lost=lost,
         examples={**{reason: name for name, reason in outside.items()}, **reading.examples},
         lines=tuple(map(printable, lines)),
+        drawn_pairs=tuple(map(printable, reading.examples_shown())),
     )
     return _drawn(pictures, most)
 
 
 def _no_pictures(folder: str, names: Sequence[str], outside: Mapping[str, str]) -> str:
     """Why a folder has no pictures, and what there is in place of them."""
-    problem = f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them"
-    for link in [name for name, why in outside.items() if why == "outside_folder"][:SHOWN]:
-        real = os.path.realpath(os.path.join(folder, link))
-        problem += f"; {link} is a symbolic link that leads out of it: give {real}"
+    problem = f"{disk.shown_path(folder)} has no pictures (.jpg, .png, .webp …) and no tars "
+    problem += "with them" if names else "with them; it is empty"
+    links = _links(folder, (name for name, why in outside.items() if why == "outside_folder"))
+    problem += "".join(f"; {link}" for link in links)
     if tables := [name for name in names if name.lower().endswith(PARQUET)]:
         problem += (
             f"; a recipe with kind: image_table reads pictures in tables ({_listed(tables, SHOWN)})"
         )
     return problem
+
+
+def _links(folder: str, links: Iterable[str]) -> list[str]:
+    """What to do about symbolic links that lead out of the folder."""
+    listed = sorted(links)
+    words = [
+        f"{link} is a symbolic link that leads out of it: copy it into the folder, or give "
+        + disk.shown_path(os.path.realpath(os.path.join(folder, link)))
+        for link in listed[:SHOWN]
+    ]
+    more = len(listed) - SHOWN
+    return [*words, *([f"{more:,} more symbolic links lead out of it"] if more > 0 else [])]
 
 
 def _usable(inside: ImageFolder, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -314,8 +337,8 @@ def _choose(
         options = [f"--captions {reading.option}" for reading in clear]
         raise ValueError(
             printable(
-                f"{inside.path} has captions in {len(clear)} forms ({ways}); name one, as in "
-                f"{' or '.join(options)}"
+                f"{disk.shown_path(inside.path)} has captions in {len(clear)} forms ({ways}); name "
+                f"one, as in {' or '.join(options)}"
             )
         )
     raise ValueError(printable(_nothing(inside, names, images, named, notes)))
@@ -343,9 +366,10 @@ def _nothing(
     if endings:
         there += f"Files beside the pictures: {_kinds(endings)}. "
     return (
-        f"{inside.path} has {len(images):,} pictures and captions must come with them, from a text "
-        "file beside each (cat.jpg, cat.txt), a folder for each class, or a table (.csv, .json, "
-        f".parquet, captions.txt …) with a column of files and one of captions. {there}Columns of "
+        f"{disk.shown_path(inside.path)} has {_pictures(len(images))} and captions must come with "
+        "them, from a text file beside each (cat.jpg, cat.txt), a folder for each class, or a "
+        "table (.csv, .json, .parquet, captions.txt …) with a column of files and one of captions. "
+        f"{there}Columns of "
         "other names are given by --file-column and --caption-column"
     )
 
@@ -470,8 +494,8 @@ def _table_names(
     if not found:
         some = _listed(sorted(filter(is_table, names)), SHOWN) or "none"
         raise ValueError(
-            f"--captions is {captions!r}, which is no file of {inside.path}; give txt, "
-            f"class_folders, or a table by its path from the folder (tables: {some})"
+            f"--captions is {captions!r}, which is no file of {disk.shown_path(inside.path)}; give "
+            f"txt, class_folders, or a table by its path from the folder (tables: {some})"
         )
     return found
 
@@ -779,7 +803,9 @@ def _pictures_of_tars(folder: str, tars: Sequence[str], most: int) -> Pictures:
     )
     if not pairs:
         left = left_out(pictures)
-        raise ValueError(f"{folder}: its tars have no pictures with captions; left out: {left}")
+        raise ValueError(
+            f"{disk.shown_path(folder)}: its tars have no pictures with captions; left out: {left}"
+        )
     return pictures
 
 
@@ -851,6 +877,11 @@ def _listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
     return ", ".join(listed[:most]) + (", …" if len(listed) > most else "")
 
 
+def _pictures(count: int, kind: str = "") -> str:
+    """How many pictures: 1 picture, 2 pictures."""
+    return f"{count:,} {kind}picture{'' if count == 1 else 's'}"
+
+
 def _quoted(value: Any) -> str:
     """A value for a sentence, of a long one the beginning."""
     text = " ".join(str(value).split())
@@ -920,13 +951,14 @@ def divide(
     if len(shares.trained) < LEAST_TRAINED:
         lost = f"; left out: {left}" if (left := left_out(pictures)) else ""
         found = "; ".join(pictures.lines[1:]) or pictures.form
+        others = ", or a test by --test and a scorer by --scorer"
         raise ValueError(
-            f"{pictures.folder} has {len(every):,} different pictures with captions, from "
-            f"{found}{lost}; {len(shares.test):,} are for the test, {len(shares.trusted):,} for "
-            f"the scorer, and the {len(shares.trained):,} that are left are fewer than "
-            f"{LEAST_TRAINED}: of so few no comparison says anything. Give {2 * LEAST_TRAINED} "
-            "different pictures with captions, or a test by --test and a "
-            "scorer by --scorer"
+            f"{disk.shown_path(pictures.folder)} has {_pictures(len(every), 'different ')} with "
+            f"captions, from {found}{lost}; {len(shares.test):,} for the test, "
+            f"{len(shares.trusted):,} for the scorer, and the {len(shares.trained):,} left to "
+            f"train on are fewer than {LEAST_TRAINED}: of so few no comparison says anything. "
+            f"Give {2 * LEAST_TRAINED} different pictures with captions"
+            f"{others if len(every) >= LEAST_TRAINED else ''}"
         )
     texts = Counter(pair.caption for pair in once)
     if len(texts) * REPEATED <= len(once):

@@ -266,7 +266,8 @@ def looks_line(earlier: Sequence[EarlierLook]) -> str:
         f"Look {looks} at these arms; verdicts were seen with {', with '.join(seen)}. A look has "
         f"half the error of the one before: these are intervals of {wording.level(looks)} for this "
         "look alone. Over all looks a difference that is not there is called in up to 10 % of "
-        "ablations, not 5 %; `stop` in a new manifest keeps 5 %."
+        "ablations, not 5 %; a new manifest with `stop: {at_least: 2}`, which runs the seeds in "
+        "rounds and plans a look after each, keeps 5 %."
     )
 
 

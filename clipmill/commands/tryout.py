@@ -18,7 +18,7 @@ from clipmill.commands.app import Json, Whole, make_app, print_json
 from clipmill.commands.build import STATUSES, ended_with
 from clipmill.manifests import console, disk, hub, reader
 from clipmill.manifests.layout import AblationLayout, PoolLayout
-from clipmill.manifests.schema import TaskSpec
+from clipmill.manifests.schema import Ablation, TaskSpec
 from clipmill.manifests.text import printable
 from clipmill.pipeline import ablation_run, tryout
 from clipmill.pipeline.tryout import MANIFEST, TEST_POOL, Named, Pair, Pictures, Shares
@@ -28,6 +28,7 @@ from clipmill.train.evaluation.overlap import perceptual_hashes
 from clipmill.train.evaluation.tasks import read_samples
 from clipmill.train.late_torch import torch
 from clipmill.train.sizing.device_fit import probed_speed, usable_cores
+from clipmill.verdict.conclusions import MORE_SEEDS
 from clipmill.verdict.stats.comparison import StudyNoise
 
 TRY = make_app(
@@ -66,7 +67,7 @@ WORST_VARIANCE = 0.25  # of right or wrong, where half of the test is right
 # Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
 # NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).
 NOMINAL, BASE_S, PICTURE_S, RUN_S, SCORE_S = 617.0, 30.0, 0.005, 2.0, 0.13
-MOST_FOUND = 6  # lines of what a folder holds
+MOST_NOTES = 4  # lines of what else a folder holds
 SHOWN_RUNS = 12  # lines of runs that have ended
 LOADING = 0.8  # of the speed of steps alone is left when pictures are decoded beside them
 
@@ -132,7 +133,7 @@ def try_folder(
     if plan:
         print_json({"plan": document["lines"], **document["found"]}, as_json)
         return 0
-    return carry_out(target, document["minutes"], as_json)
+    return carry_out(target, document["minutes"], document["minutes_of_runs"], as_json)
 
 
 def command_of(out: str) -> str:
@@ -151,14 +152,17 @@ def earlier_plan(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     path = disk.join(out, PLAN)
     if not disk.exists(path):
         if disk.exists(out) and disk.list_names(out):
-            raise ValueError(f"--out {out} is not empty and no try's; name a new folder")
+            raise ValueError(
+                f"--out {disk.shown_path(out)} is not empty and no try's; name a new folder"
+            )
         return {}
     begun: dict[str, Any] = disk.read_json(path)
     for name, value in settings.items():
         if (before := begun["settings"].get(name)) != value:
             raise ValueError(
-                f"{out} was planned with {name} {before}, and it is {value} now: give another "
-                f"--out, or change {disk.join(out, MANIFEST)} and run `{command_of(out)}`"
+                f"{(shown := disk.shown_path(out))} was planned with {name} {before}, and it is "
+                f"{value} now: give another --out, or change {disk.join(shown, MANIFEST)} and run "
+                f"`{command_of(shown)}`"
             )
     return begun if begun["lines"] else {}
 
@@ -177,7 +181,7 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> dict[str
     of_task = _pictures_of_task(reader.read_manifest(test, TaskSpec)) if task else []
     shown = [] if task.get("allow_overlap") else of_task
     shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned, shown)
-    training, forecast, minutes = _training(settings, shares, scorer)
+    training, forecast, minutes, of_runs = _training(settings, shares, scorer)
     samples, count = training["train"]["samples_seen"], len(training["seeds"])
     tested_pictures = len(of_task if task else shares.test)
     low, high = visible_effects(tested_pictures, count)
@@ -186,19 +190,19 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> dict[str
         _account(pictures, shares),
         f"test: {'the task ' + task['name'] if task else _tested(shares)}",
         f"scorer: {whose}",
-        f"arms: raw ({len(shares.trained):,} pairs), clip50 (the half with the higher CLIP score), "
-        f"a random half, raw again (A/A); {count} seeds, {ARMS * count} runs of the model micro "
-        f"with {samples:,} samples seen each",
+        f"arms: raw ({len(shares.trained):,} pairs), clip50 (the half with the higher CLIP score); "
+        "controls: random_like_clip50 (a random half), a_a (raw in another order); "
+        f"{count} seeds, {ARMS * count} runs of the model micro with {samples:,} samples seen each",
         forecast,
         *busy_lines("cuda" if torch.cuda.is_available() else "cpu"),
-        f"it shows differences of {100 * low:.1f} to {100 * high:.0f} points or more, with a "
-        "chance of 80 %: which of these depends on how far runs of one arm lie apart (0.7 to 7 "
-        f"points were measured) and on the {tested_pictures:,} test pictures. More seeds, test "
-        "pictures and samples seen show smaller ones",
+        f"the smallest difference that this can show: {100 * low:.1f} to {100 * high:.0f} points "
+        f"with {tested_pictures:,} test pictures, by how far runs of one arm lie apart; more "
+        "seeds, test pictures or samples seen make it smaller",
     ]
     left = {"left_out": dict(pictures.rejected), "examples": dict(pictures.examples)}
     found = {"pictures": pictures.files, "read_as": pictures.form, "found": pictures.lines, **left}
-    plan = {"settings": settings, "lines": lines, "minutes": minutes, "found": found}
+    plan: dict[str, Any] = {"settings": settings, "lines": lines, "found": found}
+    plan |= {"minutes": minutes, "minutes_of_runs": of_runs}
     if write:
         path = disk.join(out, PLAN)
         disk.write_json(path, {"settings": settings, "lines": []})  # from here the folder is ours
@@ -236,14 +240,14 @@ def _pictures_of_task(task: TaskSpec) -> list[Pair]:
 def _scorer_of(named: str | None, trusted: str | None) -> tuple[dict[str, str] | None, str]:
     """The options of clip_score, or None where a scorer is trained; and which it is, in words."""
     if trusted:
-        return None, f"a CLIP that learns from the pictures of {os.path.relpath(trusted)}"
+        return None, f"a small CLIP that learns from the pictures of {disk.shown_path(trusted)}"
     if named is None and _is_here(REPOSITORY):
         named = USUAL_SCORER
     if named is None:
         return None, (
-            "a CLIP that learns from a fifth of the pictures, whose captions are as wrong as the "
-            "others: of a few hundred it knows little. Better: --trusted FOLDER of right captions, "
-            f"or --scorer MODEL/TAG of open_clip ({USUAL_SCORER})"
+            "a small CLIP that learns from a fifth of the pictures, whose captions are as wrong as "
+            "the others; it knows little. Better: --trusted FOLDER of right captions, or a CLIP of "
+            f"open_clip, as --scorer {USUAL_SCORER}"
         )
     if named.startswith(("local-dir:", "hf-hub:")):
         return {"model": named}, named
@@ -264,9 +268,9 @@ def _is_here(repository: str) -> bool:
 
 def _training(
     settings: Mapping[str, Any], shares: Shares, scorer: Mapping[str, str] | None
-) -> tuple[dict[str, Any], str, float]:
-    """Seeds and settings of the runs that fit into the minutes at the speed of this machine, and
-    how long they take, in words and in minutes.
+) -> tuple[dict[str, Any], str, float, float]:
+    """Seeds and settings of the runs that fit into the minutes at the speed of this machine, how
+    long all takes, in words and in minutes, and the minutes of it that are those of the runs.
     """
     cores = usable_cores()
     jobs = 1 if torch.cuda.is_available() else min(MOST_JOBS, cores)
@@ -285,24 +289,27 @@ def _training(
     samples = settings["samples_seen"] or min(MOST_SAMPLES, max(LEAST_SAMPLES, samples))
     steps = max(1, samples // batch)
     train |= {"samples_seen": steps * batch, "warmup": min(WARMUP, steps // 5)}
-    minutes = (fixed + runs * steps * batch / rate) / 60
+    of_runs = runs * steps * batch / rate / 60
+    minutes = fixed / 60 + of_runs
     words = (
-        f"time: about {max(1.0, minutes):.0f} minutes on this machine where nothing else "
-        f"runs ({speed.source}; {jobs} at a time)"
+        f"time: about {max(1.0, minutes):.0f} minutes where nothing else runs on this machine "
+        f"({speed.source}; {jobs} at a time)"
     )
-    return {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}, words, minutes
+    training = {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}
+    return training, words, minutes, of_runs
 
 
 def _found(pictures: Pictures) -> list[str]:
     """What a folder holds, in lines."""
     used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
     words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""
-    lines = [
-        f"{os.path.relpath(pictures.folder)}: {words}, from {pictures.form}",
-        *pictures.lines[1:],
-    ]
-    if len(lines) > MOST_FOUND:
-        lines[MOST_FOUND:] = [f"{len(lines) - MOST_FOUND} more files were looked at: --json"]
+    words += f", from {pictures.form}" + (", such as" if pictures.drawn_pairs else "")
+    lines = [f"{disk.shown_path(pictures.folder)}: {words}"]
+    lines += [f"  {pair}" for pair in pictures.drawn_pairs]
+    notes = pictures.lines[2:]
+    lines += notes[:MOST_NOTES]
+    if (more := len(notes) - MOST_NOTES) > 0:
+        lines.append(f"{more} more files were looked at: --json")
     if left := tryout.left_out(pictures):
         lines.append(f"left out: {left} (docs/start/images.md has these reasons)")
     return list(map(printable, lines))
@@ -339,16 +346,17 @@ def _tested(shares: Shares) -> str:
 # --- carrying it out ------------------------------------------------------------------------------
 
 
-def carry_out(out: str, minutes: float, as_json: bool) -> int:
+def carry_out(out: str, minutes: float, of_runs: float, as_json: bool) -> int:
     """Build the test, run the ablation, write the page of its pool; the exit status."""
     page, recipe = disk.join(out, "pictures.html"), disk.join(out, "heldout.yaml")
     heldout, manifest = disk.join(out, TEST_POOL), disk.join(out, MANIFEST)
+    pool = disk.join(out, "pools", "pictures")
     log = disk.local_path(disk.join(out, "logs", "try.log"))
-    console.show("", f"what the stages print is in {os.path.relpath(str(log))}")
-    tell = progress(minutes)
+    console.show("", f"what the stages print is in {disk.shown_path(log)}")
+    tell = progress(minutes, of_runs, reader.read_manifest(manifest, Ablation).jobs)
     commands = [
         ["build", manifest, "--out", out, "--engine=inline"],
-        ["look", disk.join(out, "pools", "pictures"), "--out", page],
+        ["look", pool, "--out", page],
     ]
     if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
         commands.insert(0, ["build", recipe, "--out", heldout, "--engine=inline"])
@@ -359,42 +367,70 @@ def carry_out(out: str, minutes: float, as_json: bool) -> int:
         return ended_with(error)
     layout = AblationLayout(out)
     report, stored = layout.report, disk.read_json(layout.recipe_json("pictures"))["fetch"]
+    kept = disk.join(out, "kept", "clip50.csv")
+    export = ["export", disk.shown_path(pool), "clip50", "--to", disk.shown_path(kept)]
+    verdict = disk.read_json(layout.results_json)["verdict"].split("\n")
     console.show(
         "",
-        *disk.read_json(layout.results_json)["verdict"].split("\n"),
+        *(line for line in verdict if line != MORE_SEEDS),  # below in the words of a try
         "",
-        f"the verdict, with its intervals: {os.path.relpath(report)}",
-        f"the pictures, with a threshold to move: {os.path.relpath(page)}",
-        f"the pool has copies of the pictures that are trained on, with a shorter side of at most "
-        f"{stored['image_size']} pixels (image_size in pictures.yaml), and so has what is exported "
-        "of it; pictures.jsonl lists the originals",
-        f"to go on, change {os.path.relpath(manifest)} (seeds, samples_seen, arms) or pictures.yaml"
-        f" beside it (rules, thresholds), then: {command_of(os.path.relpath(out))}",
+        f"the verdict, with its intervals: {disk.shown_path(report)}",
+        f"the pictures, with a threshold to move: {disk.shown_path(page)}",
+        f"a list of the files that clip50 keeps: {ablation_run.shown(export)} (--to FOLDER writes "
+        f"the pool's copies, with a shorter side of at most {stored['image_size']} pixels)",
+        f"another rule, threshold or more seeds: change pictures.yaml or {MANIFEST} in "
+        f"{disk.shown_path(out)}, then the same command again. Finished runs count; it is another "
+        "look at the arms, with wider intervals",
     )
     print_json({"out": out, "report": report, "page": page, "log": str(log)}, as_json)
     return 0
 
 
-def progress(minutes: float) -> Callable[[str], None]:
-    """What shows of the output of the stages, line by line, which one begins and which runs have
-    ended, with the time that is left of `minutes` or, once runs have ended, by their speed."""
-    began = started = time.monotonic()
+# What the commands of a try do; `build ablation` starts the others.
+STAGES = {
+    "build heldout": "the test pictures become a pool",
+    "build ablation": "",
+    "build trusted": "the scorer's pictures become a pool",
+    "train scorer": "the scorer learns",
+    "build pictures --until": "the pictures become a pool",
+    "build pictures": "the pictures are scored",
+    "filter random-like": "the random halves are drawn",
+    "ablate check": "the manifests are checked",
+    "ablate ablation": "the runs begin",
+    "report": "the report is written",
+    "look": "the page of the pictures is written",
+}
+
+
+def progress(minutes: float, of_runs: float, jobs: int) -> Callable[[str], None]:
+    """What shows of the output of the stages, line by line: which one begins and how many runs have
+    ended, and the minutes that are left of all. These are `minutes`, of which `of_runs` are those
+    of the runs, until some runs have ended, and then by their speed; `jobs` run at a time.
+    """
+    begun = started = time.monotonic()
+    share = 0.0  # of the runs that have ended
+    after = 0.1 * (minutes - of_runs)  # report and page
 
     def tell(line: str) -> None:
-        nonlocal began
+        nonlocal begun, share
         now, text = time.monotonic(), ""
-        left = minutes - (now - started) / 60
         if line.startswith("$ clipmill "):
-            words, began = shlex.split(line)[2:], now
-            text = f"{words[0]} {Path(words[1]).stem}"
-        elif ended := re.search(r" ablation: (\d+)/(\d+) (?!runs are done)", line):
+            words = shlex.split(line)[2:]
+            name = f"{words[0]} {Path(words[1]).stem}"
+            text = STAGES.get(words[0], STAGES.get(name, name))
+            if "--until" in words:
+                text = STAGES.get(f"{name} --until", text)
+            begun = begun if share else now
+        elif ended := re.search(r" runner: (\d+)/(\d+) (?!runs are done)", line):
             number, total = map(int, ended.groups())
-            left = (now - began) / 60 * (total / number - 1)
-            if number * SHOWN_RUNS // total > (number - 1) * SHOWN_RUNS // total:
+            share = number / total
+            shown = min(SHOWN_RUNS, max(2, total // jobs))
+            if number * shown // total > (number - 1) * shown // total:
                 text = f"{number} of {total} runs are done"
         if text:
-            rest = f"about {max(1.0, left):.0f} min are left of all stages"
-            rest = "it takes longer than was planned" if left < 0 else rest
-            console.show(f"{time.strftime('%H:%M:%S')} {text}; {rest}")
+            left = max(minutes - (now - started) / 60, of_runs + after)
+            left = (now - begun) / 60 * (1 / share - 1) + after if share else left
+            rest = f"about {max(1.0, left):.0f} min left in all"
+            console.show(f"{time.strftime('%H:%M:%S')} {text} ({rest})")
 
     return tell

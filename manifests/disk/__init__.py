@@ -52,6 +52,7 @@ from clipmill.manifests.disk.files import (
     retried,
     scratch_folder,
     sha256_of,
+    shown_path,
     stores,
     sync_folder,
     uid_of,

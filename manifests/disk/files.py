@@ -57,6 +57,12 @@ def absolute_path(path: str | Path) -> str:
     return str(path) if is_url(path) else str(local_path(path).absolute())
 
 
+def shown_path(path: str | Path) -> str:
+    """A path as a person would type it: what lies below the working folder begins there."""
+    absolute = absolute_path(path)
+    return absolute.removeprefix(f"{os.path.abspath(os.curdir).rstrip('/')}/")
+
+
 def expand_braces(text: str) -> list[str]:
     """The texts that `{00000..00004}` and `{a,b}` in a text stand for, in order, as in a shell and
     in webdataset. Other braces stay. ValueError for braces that do not pair, or lie in others."""

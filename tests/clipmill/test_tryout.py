@@ -14,10 +14,12 @@ import pytest
 from PIL import Image
 
 from clipmill.commands import tryout as command
-from clipmill.manifests import disk, reader
+from clipmill.manifests import console, disk, reader
 from clipmill.manifests.schema import Ablation, Recipe
 from clipmill.pipeline import tryout
 from clipmill.pipeline.tryout import Pair, Pictures
+from clipmill.study import runner
+from clipmill.study.arms import ModelRun
 from clipmill.train.sizing.device_fit import Speed
 from clipmill.verdict.stats.comparison import StudyNoise
 from tests.support import commands
@@ -59,7 +61,7 @@ def plan(
     monkeypatch.setattr(command, "probed_speed", lambda *_: Speed(samples_per_s=617, source="x"))
     monkeypatch.setattr(command, "busy_lines", lambda device: [])
     monkeypatch.setattr(command, "_is_here", lambda name: False)
-    monkeypatch.setattr(command, "carry_out", lambda out, minutes, as_json: 0)
+    monkeypatch.setattr(command, "carry_out", lambda out, minutes, of_runs, as_json: 0)
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object, status: int = 0) -> str:
@@ -217,7 +219,7 @@ def test_a_scorer_that_exists(drawn: Path, tmp_path: Path, plan: Plan) -> None:
         ("run", {"model": f"local-dir:{model}"}),
     ):
         out = tmp_path / f"by {given.replace('/', '-')}"
-        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 8
+        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 10
         assert reader.read_manifest(out / "ablation.yaml", Ablation).scorer is None
         recipe = reader.read_manifest(out / "pictures.yaml", Recipe)
         assert recipe.filters[-1].options == options
@@ -235,13 +237,21 @@ def test_what_cannot_be_used_is_refused_with_the_number(
         few.mkdir(exist_ok=True)
         shutil.copy(path, few)
     message = plan(few, "--plan", status=2)
-    assert "10 different pictures with captions" in message
+    assert "error: few has 10 different pictures with captions" in message
     assert "fewer than 200" in message
     assert "Give 400 different pictures" in message
     assert "text files beside them (.txt): 10 pairs, such as" in message
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "has no pictures" in plan(empty, "--plan", status=2)
+    assert "error: empty has no pictures" in plan(empty, "--plan", status=2)
+    assert "it is empty" in plan(empty, "--plan", status=2)
+    for folder, name in ((empty, "all"), (tmp_path / "all", "few")):
+        (folder / "linked").symlink_to(tmp_path / name)
+    assert "copy it into the folder, or give all" in plan(empty, "--plan", status=2)
+    assert "linked is a symbolic link that leads out of it" in plan(tmp_path / "all", "--plan")
+    (tmp_path / "urls.csv").write_text("url,caption\n")
+    assert "A list of URLs becomes a pool by" in plan(tmp_path / "urls.csv", "--plan", status=2)
+    assert "list of URLs" not in plan(tmp_path / "none", "--plan", status=2)
     assert "is no folder on this machine" in plan(tmp_path / "none", "--plan", status=2)
     inside = tmp_path / "all" / "out"
     assert "lies in FOLDER, which is read" in plan(tmp_path / "all", "--out", inside, status=2)
@@ -307,19 +317,40 @@ def test_the_smallest_visible_difference_lies_in_the_range_that_is_printed() -> 
 
 def test_the_terminal_has_a_line_for_each_stage_and_twelve_for_all_runs(
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tell = command.progress(60.0)
-    tell("$ clipmill build out/heldout.yaml --out out/pools/heldout")
-    tell("12:00:00 ablation: 120 runs")
+    clock = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    caplog.set_level("INFO")
+    tell = command.progress(60.0, of_runs=40.0, jobs=2)
+    tell("$ clipmill build out/ablation.yaml --out out")
+    tell("$ clipmill build out/recipes/pictures.json --out out/pools/pictures --until fetch")
+    clock[0] = 30 * 60
+    tell("$ clipmill build out/recipes/pictures.json --out out/pools/pictures")
+    tell("$ clipmill build out/recipes/more.json --out out/pools/more")  # of a person
+    tell("$ clipmill ablate out/ablation.json --out out")
+    log_of_runs = console.LineFormatter().format
     for number in range(1, 121):
-        tell(f"12:00:01 ablation: {number}/120 raw seed 1: heldout recall@1 0.0200 (18.6 s)")
-    tell("12:00:02 ablation: 120/120 runs are done after 0.5 minutes; raw seed 1: step 20 of 20")
-    lines = capsys.readouterr().out.splitlines()
-    assert "build heldout; about 60 min are left of all stages" in lines[0]
-    assert len(lines) == 13
-    assert "120 of 120 runs are done" in lines[-1]
-    command.progress(0.0)("$ clipmill report out")
-    assert "report out; it takes longer than was planned" in capsys.readouterr().out
+        clock[0] += 60
+        run = ModelRun(arm="raw", seed=number, source="x", out="x")
+        runner._log(runner.Outcome(run=run, metrics={}), (), number, 120)
+        tell(log_of_runs(caplog.records[-1]))
+    tell("12:00:02 runner: 120/120 runs are done after 0.5 minutes; raw seed 1: step 20 of 20")
+    tell("$ clipmill report out")
+    lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [
+        "the pictures become a pool (about 60 min left in all)",
+        "the pictures are scored (about 42 min left in all)",  # never below those of the runs
+        "build more (about 42 min left in all)",
+        "the runs begin (about 42 min left in all)",
+    ]
+    assert len(lines) == 17
+    assert lines[4] == "10 of 120 runs are done (about 112 min left in all)"  # by their speed
+    assert lines[-2:] == [
+        "120 of 120 runs are done (about 2 min left in all)",
+        "the report is written (about 2 min left in all)",
+    ]
 
 
 def test_near_copies_are_on_one_side() -> None:
