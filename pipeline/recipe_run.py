@@ -234,6 +234,8 @@ class Build:
         else:
             return
         losses = "; ".join(map(str, top_reasons(self.pool, commits=self.commits)))
+        if "private_address" in losses:
+            losses += "; fetch.allow_private: true permits addresses that are not public"
         raise ValueError(f"{problem}: {losses or 'no row was lost, there was none'}")
 
 

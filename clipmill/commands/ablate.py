@@ -180,7 +180,10 @@ def stop_lines(ablation: Ablation, plan: Plan, effect: float | None) -> list[str
         return []
     whole = sum(plan.runs.values())
     if plan.run_sd is None:
-        return [f"stop: {whole} runs at most; --sd SHARE tells how many are to be expected"]
+        return [
+            f"stop: {whole} runs at most, fewer where a round decides an arm; --sd SHARE tells how "
+            "many are to be expected"
+        ]
     difference = effect or plan.smallest_effect or 0.0
     none = expected_runs(ablation, plan.run_sd)
     some = expected_runs(ablation, plan.run_sd, difference)

@@ -195,9 +195,9 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> dict[str
         f"{count} seeds, {ARMS * count} runs of the model micro with {samples:,} samples seen each",
         forecast,
         *busy_lines("cuda" if torch.cuda.is_available() else "cpu"),
-        f"the smallest difference that this can show: {100 * low:.1f} to {100 * high:.0f} points "
-        f"with {tested_pictures:,} test pictures, by how far runs of one arm lie apart; more "
-        "seeds, test pictures or samples seen make it smaller",
+        f"the smallest visible difference: {100 * low:.1f} to {100 * high:.0f} points with "
+        f"{tested_pictures:,} test pictures, by how far runs of one arm lie apart; more seeds or "
+        "test pictures make it smaller",
     ]
     left = {"left_out": dict(pictures.rejected), "examples": dict(pictures.examples)}
     found = {"pictures": pictures.files, "read_as": pictures.form, "found": pictures.lines, **left}
@@ -376,11 +376,11 @@ def carry_out(out: str, minutes: float, of_runs: float, as_json: bool) -> int:
         "",
         f"the verdict, with its intervals: {disk.shown_path(report)}",
         f"the pictures, with a threshold to move: {disk.shown_path(page)}",
-        f"a list of the files that clip50 keeps: {ablation_run.shown(export)} (--to FOLDER writes "
-        f"the pool's copies, with a shorter side of at most {stored['image_size']} pixels)",
+        f"a list of the files that clip50 keeps: {ablation_run.shown(export)} (with --to FOLDER "
+        f"copies of at most {stored['image_size']} pixels on the shorter side)",
         f"another rule, threshold or more seeds: change pictures.yaml or {MANIFEST} in "
         f"{disk.shown_path(out)}, then the same command again. Finished runs count; it is another "
-        "look at the arms, with wider intervals",
+        "look, with wider intervals",
     )
     print_json({"out": out, "report": report, "page": page, "log": str(log)}, as_json)
     return 0

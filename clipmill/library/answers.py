@@ -270,6 +270,8 @@ def _source(data: Any) -> Source:
 
 
 def _names(names: Names) -> tuple[str, ...]:
+    if isinstance(names, bool):
+        raise ValueError(f"{names} is no name: give names, as in higher_is_better=['accuracy']")
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 

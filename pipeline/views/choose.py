@@ -856,7 +856,8 @@ def _funnel(
         if not after:
             raise ValueError(
                 f"view {name!r} keeps nothing: rule {step.name!r} ({step.short_text()}) lets none "
-                f"of the {before} rows through that the rules before it left"
+                f"of the {before} rows through that the rules before it left; `clipmill look` "
+                "shows which values the columns have"
             )
     after_steps = zip([step.name for step in steps], left[1:], strict=True)
     return (("attempted", rows), ("stored", left[0]), *after_steps)

@@ -178,6 +178,13 @@ def test_options_do_what_they_do_for_the_command(tmp_path: Path) -> None:
     expected = printed("decide", str(path), *words.split())
     assert expected.partition("Read as:")[0] == verdict.text.partition("Read as:")[0]
     assert verdict.account.rows_used == 4
+    with pytest.raises(ValueError, match=r"\ATrue is no name: give names"):
+        clipmill.decide(frame, lower_is_better=True)  # type: ignore[arg-type]
+
+
+def test_of_two_metrics_the_other_one_may_be_as_good() -> None:
+    text = clipmill.decide(FRAME.assign(recall=FRAME.accuracy), baseline="raw").text
+    assert "The other one may be as good as the first." in text
 
 
 # --- mix and compare ------------------------------------------------------------------------------

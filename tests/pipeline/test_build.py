@@ -192,6 +192,14 @@ def test_rows_that_are_all_lost_are_told_with_an_example(run: Lines, tiny: Path)
         "error: none of the rows is stored: 48 missing_file in fetch, for example"
     )
     assert ".jpg" in last
+    (tiny / "own.csv").write_text("url,caption\nhttp://127.0.0.1/dog.jpg,a dog\n")
+    (tiny / "own.yaml").write_text(
+        "{name: own, source: {kind: table, paths: [own.csv], url_column: url, caption_column: "
+        "caption}, fetch: {user_agent: 'clipmill-test (+https://clipmill.example/bot)'}}"
+    )
+    status, _, errors = run(tiny / "own.yaml", "--out", tiny / "own")
+    assert status == 2
+    assert "127.0.0.1 is loopback); fetch.allow_private: true permits" in errors.splitlines()[-1]
 
 
 def test_a_pool_with_a_hole_is_not_complete(

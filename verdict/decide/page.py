@@ -288,9 +288,9 @@ def signals_alike(d: Decision) -> str:
     """How many metrics may separate the arms as well as the first one, by their intervals."""
     known = [one.ratio for one in d.signals if one.ratio is not None]
     count = sum(one.high >= known[0].low for one in known[1:]) if known else 0
-    return (
-        f"{count} of the other {len(d.signals) - 1} may be as good as the first." if count else ""
-    )
+    others = len(d.signals) - 1
+    which = f"{count} of the other {others}" if others > 1 else "The other one"
+    return f"{which} may be as good as the first." if count else ""
 
 
 def arm_lines(d: Decision) -> list[Line]:
