@@ -40,7 +40,7 @@ def install_command(*extras: str) -> str:
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx install --force {what.removeprefix('-e ')}"
     python = shlex.quote(sys.executable)
-    if _text("INSTALLER") == "uv":
+    if _metadata_text("INSTALLER") == "uv":
         return f"uv pip install --python {python} {what}"
     return f"{python} -m pip install {what}"
 
@@ -54,7 +54,7 @@ def version() -> str:
 
 def is_installed() -> bool:
     """False in a checkout that only lies on the path."""
-    return bool(_text("METADATA"))
+    return bool(_metadata_text("METADATA"))
 
 
 def extras_of(module: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _requirements() -> list[str]:
     return [f"{each}; extra == '{extra}'" for extra in extras for each in extras[extra]]
 
 
-def _text(file: str) -> str:
+def _metadata_text(file: str) -> str:
     """A file of clipmill's metadata; empty where there is none."""
     from importlib import metadata
 
@@ -97,7 +97,7 @@ def _text(file: str) -> str:
 
 def _requirement(extras: str) -> str:
     """clipmill with extras, from where it came: an index, a folder, a file or a repository."""
-    origin: dict[str, Any] = json.loads(_text("direct_url.json") or "{}")
+    origin: dict[str, Any] = json.loads(_metadata_text("direct_url.json") or "{}")
     url = origin.get("url", "")
     if not url:
         return shlex.quote(f"{NAME}[{extras}]")

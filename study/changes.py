@@ -107,7 +107,7 @@ def collect_changes(
     drawn = {}
     for arm in answers.arms:
         if arm != baseline:
-            drawn[arm] = _draw(answers, arm, baseline)
+            drawn[arm] = _draw_disagreements(answers, arm, baseline)
     wanted = sorted({row for rows in drawn.values() for row in rows})
     images = _read_images(task, answers.samples, wanted)
     changes = []
@@ -326,7 +326,7 @@ class PartDifferences:
 # --- by sample -----------------------------------------------------------------------------------
 
 
-def _draw(answers: TaskAnswers, arm: str, baseline: str) -> list[int]:
+def _draw_disagreements(answers: TaskAnswers, arm: str, baseline: str) -> list[int]:
     gained, lost = _disagreements(answers, arm, baseline)
     generator = np.random.default_rng(SEED)
     rows: list[int] = []

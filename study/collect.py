@@ -130,7 +130,7 @@ def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> Contra
     texts: dict[str, str] = {}
     different: set[str] = set()
     for arm, of_arm in by_arm.items():
-        values = dict.fromkeys(_text(facts.get(name)) for facts in of_arm)
+        values = dict.fromkeys(_setting_text(facts.get(name)) for facts in of_arm)
         texts[arm] = ", ".join(values)
         different |= set(values)
     if different == {""}:
@@ -144,7 +144,7 @@ def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> Contra
     )
 
 
-def _text(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     """A value for a person to read; empty for none."""
     if value is None or value == {} or value == []:
         return ""

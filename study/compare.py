@@ -177,7 +177,7 @@ def _by_arm(
 def _differs(first: Report, second: Report) -> tuple[str, ...]:
     left, right = _size(first), _size(second)
     different = [name for name in left if left[name] != right[name]]
-    return tuple(f"{name}: {_shown(left[name])} and {_shown(right[name])}" for name in different)
+    return tuple(f"{name}: {_fact(left[name])} and {_fact(right[name])}" for name in different)
 
 
 def _size(report: Report) -> dict[str, object]:
@@ -191,7 +191,7 @@ def _size(report: Report) -> dict[str, object]:
     }
 
 
-def _shown(value: object) -> str:
+def _fact(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or "unknown")
 
 

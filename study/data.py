@@ -633,8 +633,8 @@ def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
             continue
         done.add(key)
         scores = view.scores(SCORE)
-        kept = _draw(view.kept & view.stored)
-        rejected = _draw(view.stored & ~view.kept)
+        kept = _draw_rows(view.kept & view.stored)
+        rejected = _draw_rows(view.stored & ~view.kept)
         near = nearest_to_threshold(view, scores)
         images = _read_examples(view, {*near, *kept, *rejected}, scores)
         shown.append(
@@ -649,7 +649,7 @@ def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
     return tuple(shown)
 
 
-def _draw(rows: Mask) -> list[int]:
+def _draw_rows(rows: Mask) -> list[int]:
     """Some of the rows at random, with a fixed seed."""
     numbers = np.flatnonzero(rows)
     generator = np.random.default_rng(SEED)

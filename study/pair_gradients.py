@@ -48,7 +48,7 @@ class GroupGradient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
+class RankAgreement:
     """How well the arms that were run are ranked: Spearman's correlation of predicted and measured
     metric, with an interval from a bootstrap over the arms.
 
@@ -78,7 +78,7 @@ class GradientAnswer:
     groups: tuple[GroupGradient, ...]
     gain: Estimate | None
     others: int
-    judges: tuple[Judge, ...]
+    judges: tuple[RankAgreement, ...]
     outside: tuple[float, float]
 
 
@@ -147,12 +147,12 @@ def explain_by_gradients(
         )
     with_runs = dict.fromkeys(name for name, _ in study.measurements.runs)
     others = [name for name in with_runs if name in inside and name != ablation.baseline]
-    judges: list[Judge] = []
+    judges: list[RankAgreement] = []
     for metric in dict.fromkeys((METRIC, deciding_metric(task))):
         if len(others) >= FEWEST:
             of_all = study.measurements.values(task.name, metric)
             values = {name: of_all[name] for name in others}
-            judges.append(_judge(metric, values, inside, fit.worth_G, -loss_G))
+            judges.append(_rank_agreement(metric, values, inside, fit.worth_G, -loss_G))
     return GradientAnswer(
         arm=arm,
         baseline=ablation.baseline,
@@ -166,12 +166,12 @@ def explain_by_gradients(
     )
 
 
-def _judge(
+def _rank_agreement(
     metric: str,
     values: Mapping[str, Mapping[int, float]],
     shares: Mapping[str, FloatArray],
     *worths: FloatArray,
-) -> Judge:
+) -> RankAgreement:
     level = fit_additive(values)
     measured_N = level.effects if METRICS[metric].higher_is_better else -level.effects
     shares_NG = np.array([shares[arm] for arm in level.arms])
@@ -182,4 +182,4 @@ def _judge(
         again = [spearman(predicted_N[each], measured_N[each]) for each in drawn]
         low, high = np.nanquantile(again, [0.025, 0.975]).tolist()
         ranks.append(Estimate(value=spearman(predicted_N, measured_N), low=low, high=high))
-    return Judge(metric=metric, by_gradients=ranks[0], by_loss=ranks[1])
+    return RankAgreement(metric=metric, by_gradients=ranks[0], by_loss=ranks[1])

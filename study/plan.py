@@ -231,7 +231,7 @@ WORST_VARIANCE = 0.25  # of right or wrong, at 50 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class BudgetOption:
     """What a number of device-hours buys: with so many seeds, samples seen in each run."""
 
     seeds: int
@@ -263,7 +263,7 @@ class Plan:
     run_sd_source: str
     smallest_effect: float | None
     seeds_for_effect: int | None
-    budget: tuple[Budget, ...]
+    budget: tuple[BudgetOption, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -545,7 +545,7 @@ def _budgets(
     budget_hours: float | None,
     run_sd: float | None,
     arms: int,
-) -> Iterator[Budget]:
+) -> Iterator[BudgetOption]:
     """What so many device-hours buy with each number of seeds, all runs cut alike."""
     if budget_hours is None:
         return
@@ -559,7 +559,7 @@ def _budgets(
     for seeds in sorted({*SEEDS, len(ablation.seeds)}):
         share = max(0.0, budget_hours - once) / (per_seed * seeds)
         steps = int(config.steps * share)
-        yield Budget(
+        yield BudgetOption(
             seeds=seeds,
             runs=runs * seeds,
             samples_seen=steps * config.batch_size,

@@ -625,7 +625,7 @@ def _run_ray_tasks(
     def submit(run: WorkRun) -> Any:
         nodes = ray.nodes()
         spread = _is_spread(run.ranks, nodes)
-        threads, gpus = (run.ranks, 0) if spread else _asked(run.ranks, jobs, nodes)
+        threads, gpus = (run.ranks, 0) if spread else _node_share(run.ranks, jobs, nodes)
         remote = ray.remote(train_and_evaluate).options(
             # Ray Train's workers have the CPUs and GPUs of a spread run; its task only waits.
             num_cpus=0 if spread else threads,
@@ -637,7 +637,7 @@ def _run_ray_tasks(
 
     for ranks in {run.ranks for run in to_do}:  # refused before the first run starts
         if not _is_spread(ranks, ray.nodes()):
-            _asked(ranks, jobs, ray.nodes())
+            _node_share(ranks, jobs, ray.nodes())
     started = {run.out: time.monotonic() for run in to_do}
     pending = {submit(run): (run, 1) for run in to_do}
     while pending:
@@ -653,7 +653,7 @@ def _run_ray_tasks(
             report(_outcome(run, answer, time.monotonic() - started[run.out]))
 
 
-def _asked(ranks: int, jobs: int, nodes: Sequence[Json]) -> tuple[int, int]:
+def _node_share(ranks: int, jobs: int, nodes: Sequence[Json]) -> tuple[int, int]:
     """CPUs and GPUs that a run asks of one node: a GPU for each rank where the cluster has GPUs,
     and the share of one of `jobs` runs in the CPUs of the largest node that has these GPUs.
 

@@ -637,7 +637,7 @@ def _unknown(key: str, value: Any, base: TrainConfig, epoch_samples: int | None)
         known = [*of_run, "preset", *(f"model.{name}" for name in of_model)]
         return message + did_you_mean(key, known)
     message += "; the length of a run is samples_seen, in samples"
-    number = _number(value)
+    number = _finite_number(value)
     if name.endswith("steps"):
         message += f": steps x batch_size (now {base.batch_size:,})"
     elif epoch_samples is not None:
@@ -668,7 +668,7 @@ def _read(key: str, value: Any, kind: Any) -> Any:
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if kind in (int, float) and not isinstance(value, bool):
-        number = _number(value)
+        number = _finite_number(value)
         if number is not None and (kind is float or number == int(number)):
             return kind(number)
     if kind is str and isinstance(value, str):
@@ -687,7 +687,7 @@ def _read_list(key: str, value: Any, kind: Any) -> list[Any]:
     return [_read(key, part, kind) for part in parts]
 
 
-def _number(value: Any) -> float | int | None:
+def _finite_number(value: Any) -> float | int | None:
     """A finite number, or text that is one (12.8M, 20MiB, 5e-4); None for anything else."""
     if isinstance(value, str):
         if match := QUANTITY.match(value):

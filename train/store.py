@@ -347,7 +347,7 @@ UNFINISHED_S = 3600.0  # a file that is still unfinished after so long was left 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 
-class Part:
+class CachedPart:
     """An open part. It closes with its last reference: a part that another process removes can
     still be read."""
 
@@ -402,7 +402,7 @@ class PartCache:
         """Whether a part is there; it may be damaged."""
         return self._path(name).exists()
 
-    def open(self, name: str) -> Part | None:
+    def open(self, name: str) -> CachedPart | None:
         """A part, or None where it is not there or is damaged."""
         try:
             return self._parts(name)
@@ -415,13 +415,13 @@ class PartCache:
                 path.unlink(missing_ok=True)
             return None
 
-    def _open(self, name: str) -> Part:
-        part = Part(self._path(name), self._verified.get(name))
+    def _open(self, name: str) -> CachedPart:
+        part = CachedPart(self._path(name), self._verified.get(name))
         os.utime(self._path(name))  # the time of its last use
         self._verified[name] = part.file
         return part
 
-    def fetch(self, name: str, read: Callable[[], bytes]) -> Part | None:
+    def fetch(self, name: str, read: Callable[[], bytes]) -> CachedPart | None:
         """A part that is there, or else is made of what `read()` gives. None where the disk takes
         no more."""
         part = self.open(name)

@@ -450,8 +450,8 @@ def scale_rows(decisions: Sequence[ScaleDecision]) -> list[tuple[str, ...]]:
         same = by_truth.get(True)
         one = by_truth.get(False) or by_truth[True]
         rows.append(
-            (column_name(task, metric), small, _of(same.agreement if same else None),
-             f"{_of(one.agreement)}, {share_text(one.agreement)}", *_decided(one))
+            (column_name(task, metric), small, _pairs_alike(same.agreement if same else None),
+             f"{_pairs_alike(one.agreement)}, {share_text(one.agreement)}", *_decided(one))
         )  # fmt: skip
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     return list(zip(*columns, strict=True))
@@ -467,10 +467,10 @@ def headline_of(decisions: Sequence[ScaleDecision]) -> tuple[str, str] | None:
 def _decided(one: ScaleDecision) -> tuple[str, ...]:
     """The last cells of a row: clear, decided and right, abstains, sure, runs."""
     if one.probability is None:
-        return (_of(one.clear), "", "", "", "")
+        return (_pairs_alike(one.clear), "", "", "", "")
     stated = one.stated
     return (
-        _of(one.clear),
+        _pairs_alike(one.clear),
         f"{stated.pairs}, {stated.alike}" if stated else "none",
         str(abstained(one)),
         f"{one.probability:.0%}",
@@ -485,7 +485,7 @@ def _price(one: ScaleDecision) -> str:
     return f" ({percent(one.seeds_for_sure / one.seeds * one.cost)} %)"
 
 
-def _of(one: ScaleAgreement | None) -> str:
+def _pairs_alike(one: ScaleAgreement | None) -> str:
     return "" if one is None else f"{one.alike} of {one.pairs}"
 
 

@@ -156,10 +156,10 @@ def choose(
         documents = files.choose_views(out, read, only)
         return files.add_hashes(out, documents) if hashed else documents
 
-    return _made(pool, make, as_json)
+    return _views(pool, make, as_json)
 
 
-def _made(pool: str, make: Callable[[PoolWriter], dict[str, ViewDocument]], as_json: bool) -> int:
+def _views(pool: str, make: Callable[[PoolWriter], dict[str, ViewDocument]], as_json: bool) -> int:
     """Make views under the lease of their pool, and print what they keep."""
     from clipmill.pipeline.pool.lease import hold_lease
     from clipmill.pipeline.progress.view import shown_progress
@@ -188,7 +188,7 @@ def random_like(
     """
     from clipmill.pipeline.views import files
 
-    return _made(pool, lambda out: files.random_like(out, view, seed), as_json)
+    return _views(pool, lambda out: files.random_like(out, view, seed), as_json)
 
 
 @FILTER.command
@@ -211,7 +211,7 @@ def part(
     from clipmill.pipeline.views import files
 
     seeds = seed or [0]
-    return _made(pool, lambda out: files.parts_of_views(out, views, share, seeds), as_json)
+    return _views(pool, lambda out: files.parts_of_views(out, views, share, seeds), as_json)
 
 
 @FILTER.command
@@ -226,7 +226,7 @@ def freeze(pool: str, view: str, name: str, /, *, as_json: Json = False) -> int:
     """
     from clipmill.pipeline.views import files
 
-    return _made(pool, lambda out: files.freeze(out, view, name), as_json)
+    return _views(pool, lambda out: files.freeze(out, view, name), as_json)
 
 
 @FILTER.command

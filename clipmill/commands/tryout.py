@@ -186,7 +186,7 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> dict[str
     tested_pictures = len(of_task if task else shares.test)
     low, high = visible_effects(tested_pictures, count)
     lines = [
-        *_found(pictures),
+        *_folder_lines(pictures),
         _account(pictures, shares),
         f"test: {'the task ' + task['name'] if task else _tested(shares)}",
         f"scorer: {whose}",
@@ -299,7 +299,7 @@ def _training(
     return training, words, minutes, of_runs
 
 
-def _found(pictures: Pictures) -> list[str]:
+def _folder_lines(pictures: Pictures) -> list[str]:
     """What a folder holds, in lines."""
     used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
     words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""

@@ -44,7 +44,7 @@ from clipmill.verdict.stats.mixing import BlendChoice
 from clipmill.verdict.tables.account import Account
 from clipmill.verdict.tables.forms import frame_of_table
 from clipmill.verdict.tables.reader import ENDINGS, Source, read_results, source_name
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -234,7 +234,7 @@ def decide(
     for column, values in (where or {}).items():
         alternatives = values if isinstance(values, list | tuple) else [values]
         pairs += [(column, str(each)) for each in alternatives]
-    columns = Columns(
+    columns = Options(
         names={role: _names(str(own) if isinstance(own, int) else own)
                for role, own in told.items() if own},
         where=tuple(pairs),
@@ -251,7 +251,7 @@ def decide(
         effect=effect, band=equivalence, noise=noise
     )  # fmt: skip
     sources = [_source(each) for each in (data, *more)]
-    decision, plain = None, Columns(baseline=baseline, named=columns.named)
+    decision, plain = None, Options(baseline=baseline, named=columns.named)
     folder = sources[0] if len(sources) == 1 and isinstance(sources[0], str) else ""
     if folder and columns == plain and disk.is_folder(folder):  # a study answers as its report
         from clipmill.study.results import decide_study

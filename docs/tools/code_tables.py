@@ -28,13 +28,13 @@ from clipmill.verdict.stats.blocks import Crossing, Interaction
 from clipmill.verdict.stats.comparison import Comparison, Power
 from clipmill.verdict.stats.scales import ScaleAgreement, ScaleDecision
 from clipmill.verdict.stats.signals import Interval, MetricSignal
-from clipmill.verdict.tables.account import Account, ColumnRole, Count, MetricFacts
+from clipmill.verdict.tables.account import Account, ColumnRole, LeftOut, MetricFacts
 from docs.tools.schema_tables import table, type_text
 
 # Of `clipmill decide --json`, the verdict first
 VERDICT_KINDS: tuple[type[typing.Any], ...] = (
     Decision, ArmScore, TaskResult, Comparison, Power, MetricSignal, Interval, ScaleDecision,
-    ScaleAgreement, Interaction, Crossing, Account, ColumnRole, MetricFacts, Count,
+    ScaleAgreement, Interaction, Crossing, Account, ColumnRole, MetricFacts, LeftOut,
 )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class Image(NamedTuple):
     link: str  # the address as the page has it
 
 
-class Page(NamedTuple):
+class HtmlPage(NamedTuple):
     """The content of a page's HTML; the images are in document order."""
 
     images: list[Image]
@@ -287,7 +287,7 @@ def _is_pixel(attributes: Attributes) -> bool:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def page_of(text: str, url: str) -> Page:
+def page_of(text: str, url: str) -> HtmlPage:
     """The images, language, metas and licence of a page.
 
     ValueError where elements are nested deeper than DEEPEST, or a tag has more than MANY_ATTRIBUTES
@@ -312,7 +312,7 @@ def page_of(text: str, url: str) -> Page:
         for meta in tree.css("meta[name]")
     ]
     licensed = "license" in text or "publicdomain" in text
-    return Page(
+    return HtmlPage(
         list(_images(tree, base)),
         language.strip().lower().replace("_", "-").partition("-")[0] or None,
         metas,

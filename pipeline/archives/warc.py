@@ -26,7 +26,7 @@ from clipmill.pipeline.archives.codings import (
     Inflater,
     coding_names,
 )
-from clipmill.pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
+from clipmill.pipeline.archives.page_images import HtmlPage, Image, charset_in, page_of, text_of
 from clipmill.pipeline.archives.urls import reject
 from clipmill.pipeline.archives.wat import (
     END_OF_HEAD,
@@ -247,7 +247,7 @@ def _reason(image: Image) -> str | None:
     return image.reason
 
 
-def _language(metadata: bytes, page: Page, headers: Sequence[tuple[str, str]]) -> str | None:
+def _language(metadata: bytes, page: HtmlPage, headers: Sequence[tuple[str, str]]) -> str | None:
     """The detected language where it is reliable, else that of the page's <html>, else that of its
     Content-Language, else the detected one.
     """

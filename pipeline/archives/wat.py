@@ -593,7 +593,7 @@ class RecordPair(NamedTuple):
 
 
 @dataclass(slots=True)
-class Page:
+class PagePairs:
     """What a page says, and its pairs: (digest, url, caption, title, anchor, number of the
     image)."""
 
@@ -606,9 +606,9 @@ class Page:
     pairs: list[tuple[bytes, str, str, str | None, str | None, int]]
 
 
-def _pages(path: str, counts: Counter[str]) -> Iterator[Page]:
+def _pages(path: str, counts: Counter[str]) -> Iterator[PagePairs]:
     """Every page that has pairs. Its language is in the record after it, so that the page waits."""
-    page: Page | None = None
+    page: PagePairs | None = None
     reader, source = Reader(), records(path, JSON_RECORDS)
     groups = iter(lambda: list(islice(source, AT_ONCE)), [])
     for offset, body in chain.from_iterable(groups):
@@ -649,14 +649,14 @@ def pairs_of_wat_record(path: str, offset: int) -> dict[int, RecordPair]:
     return {pair[-1]: RecordPair(pair[1], pair[2], page.url) for pair in page.pairs}
 
 
-def _readable_page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
+def _readable_page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> PagePairs:
     try:
         return _page(reader, body, offset, counts)
     except UNREAD:
         return _page(reader, mended(body), offset, counts)
 
 
-def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
+def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> PagePairs:
     """The page of `body`. `counts` does not change before all of it is read."""
     envelope = reader(body).envelope
     http, url = envelope.payload.http, envelope.page
@@ -676,7 +676,7 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
     counts["pairs"] += len(pairs)
     if reasons:
         reject_images(counts, reasons, url, lambda number: links[images[number]].url)
-    return Page(url, offset, metas, robots, license, None, pairs)
+    return PagePairs(url, offset, metas, robots, license, None, pairs)
 
 
 def _pairs(
@@ -798,7 +798,7 @@ def _license(body: bytes, base: str) -> tuple[str | None, list[str]]:
     return None, terms
 
 
-def _html_language(page: Page) -> str | None:
+def _html_language(page: PagePairs) -> str | None:
     """The language that the page declares at its <html>."""
     for meta in page.metas:
         if meta.name == "HTML@/lang":
@@ -806,7 +806,7 @@ def _html_language(page: Page) -> str | None:
     return None
 
 
-def _language(body: bytes, page: Page) -> str | None:
+def _language(body: bytes, page: PagePairs) -> str | None:
     """The detected language where it is reliable, else that of the page's <html>, else the detected
     one.
     """
@@ -833,7 +833,7 @@ def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
     <base> where browsers take the first.
     """
     name = path if disk.is_url(path) else disk.local_path(path).name
-    pages: list[Page] = []
+    pages: list[PagePairs] = []
     rows = 0
     for page in _pages(path, counts):
         pages.append(page)
@@ -845,7 +845,7 @@ def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
         yield _batch(pages, name)
 
 
-def _batch(pages: Sequence[Page], wat: str) -> pa.RecordBatch:
+def _batch(pages: Sequence[PagePairs], wat: str) -> pa.RecordBatch:
     """The pairs of some pages. What holds for a whole page is repeated by Arrow."""
     rows = chain.from_iterable(page.pairs for page in pages)
     digests, urls, captions, titles, anchors, numbers = zip(*rows, strict=True)

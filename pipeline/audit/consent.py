@@ -84,7 +84,7 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Signals:
     """What the signals of a row say to one policy."""
 
     looked_at: str
@@ -96,7 +96,7 @@ class Judged:
 
 
 @functools.lru_cache(maxsize=65_536)
-def judged(text: str | None, looked: str, user_agent: str, refusing: frozenset[str]) -> Judged:
+def signals_of(text: str | None, looked: str, user_agent: str, refusing: frozenset[str]) -> Signals:
     """`text`: the signals of a row, see filters.optout. `looked`: where they were looked for."""
     signals = json.loads(text) if text else {}
     found = list(statements(signals, user_agent))
@@ -107,7 +107,7 @@ def judged(text: str | None, looked: str, user_agent: str, refusing: frozenset[s
         let_in = "nothing_refuses"
     else:
         let_in = "nothing_found" if looked else "not_looked_for"
-    return Judged(
+    return Signals(
         looked_at=looked,
         let_in=let_in,
         says_no="; ".join(dict.fromkeys(f"{each.signal} ({each.words})" for each in found)),
@@ -143,12 +143,12 @@ def looked_at(record: CommitRecord, fetch: Fetch, *, page: bool) -> str:
     return ", ".join(places)
 
 
-def judge_of(record: CommitRecord, recipe: Recipe) -> Callable[[str | None, bool], Judged]:
-    """`judged` for the rows of a shard: (their signals, whether they have a page)."""
+def signals_reader(record: CommitRecord, recipe: Recipe) -> Callable[[str | None, bool], Signals]:
+    """`signals_of` for the rows of a shard: (their signals, whether they have a page)."""
     agent = str((record.manners or {}).get("user_agent") or recipe.fetch.user_agent or "")
     refusing = refusing_signals(recipe.fetch.optout)
     looked = [looked_at(record, recipe.fetch, page=page) for page in (False, True)]
-    return lambda text, page: judged(text, looked[page], agent, refusing)
+    return lambda text, page: signals_of(text, looked[page], agent, refusing)
 
 
 def read_consent(pool: str, out: str | None = None) -> Consent:
@@ -196,14 +196,14 @@ def _pool_of(pool: str) -> tuple[Recipe, Commits]:
 
 def _of_shard(
     commits: Commits, shard: int, recipe: Recipe
-) -> tuple[pa.Table, Counter[tuple[Judged, str | None]]]:
+) -> tuple[pa.Table, Counter[tuple[Signals, str | None]]]:
     """(TABLE of its stored images, {(what was found, reason): rows})."""
     rows = Pool(commits).read(shard, COLUMNS)
     stored = pc.equal(rows["status"], "success")
     rows = rows.filter(pc.or_(stored, pc.is_in(rows["reason"], pa.array(REASONS))))
-    judge = judge_of(commits.record(shard), recipe)
+    read_signals = signals_reader(commits.record(shard), recipe)
     has_page = pc.is_valid(rows["warc_offset"]).to_pylist()
-    found = list(map(judge, rows["optout"].to_pylist(), has_page))
+    found = list(map(read_signals, rows["optout"].to_pylist(), has_page))
     columns = [
         *(rows[name].cast(TABLE.field(name).type) for name in TABLE.names[:3]),
         pa.array([each.looked_at for each in found], pa.string()),
@@ -322,7 +322,7 @@ async def _ask_again(recipe: Recipe, commits: Commits) -> tuple[Counter[str], se
                 row, reason = rows[number], fetched.reason
                 has_answer = reason is None or reason in REASONS
                 text = fetched.optout if has_answer else row["optout"]
-                if signal := judged(text, "", agent, refusing).refusing:
+                if signal := signals_of(text, "", agent, refusing).refusing:
                     uids.add(row["uid"])
                     answers[f"says no: {reason if has_answer else 'before'}: {signal}"] += 1
                 else:

@@ -22,7 +22,7 @@ from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name
 from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.schema import Source
 from clipmill.manifests.text import printable
-from clipmill.pipeline.audit.consent import judge_of
+from clipmill.pipeline.audit.consent import signals_reader
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
 from clipmill.pipeline.audit.row_index import locate
@@ -354,8 +354,8 @@ def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
             recipe = recipe_of_pool(pool.path)
     consent = None
     if recipe is not None:
-        judge = judge_of(commits.record(shard), recipe)
-        consent = disk.to_plain(judge(sidecar["optout"], sidecar["warc_offset"] is not None))
+        read_signals = signals_reader(commits.record(shard), recipe)
+        consent = disk.to_plain(read_signals(sidecar["optout"], sidecar["warc_offset"] is not None))
     return {
         "shard": shard,
         "row": match.row,

@@ -81,7 +81,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRows:
+class Reference:
     """What other files must agree with: one shard's sidecar."""
 
     checksum: str  # of the uids
@@ -156,7 +156,7 @@ class ShardChecker:
             problem = f"damaged: {' '.join(str(error).split())[:120]}"
         return [Damage(kind="pairs", line=f"{name}: {problem}", name=file)] if problem else []
 
-    def _scores(self, shard: int, rows: ShardRows) -> Iterator[Damage]:
+    def _scores(self, shard: int, rows: Reference) -> Iterator[Damage]:
         for name, columns in self.columns.items():
             files = self._aligned_files("scores", name)
             table, metadata, problem = _aligned(self.layout, files, shard, columns)
@@ -168,7 +168,7 @@ class ShardChecker:
             if problem:
                 yield Damage(kind="scores", line=problem, shard=shard, name=name)
 
-    def _masks(self, shard: int, rows: ShardRows, kept: Mapping[str, int]) -> Iterator[Damage]:
+    def _masks(self, shard: int, rows: Reference, kept: Mapping[str, int]) -> Iterator[Damage]:
         for name, count in kept.items():
             files = self._aligned_files("views", name)
             table, _, problem = _aligned(self.layout, files, shard, VIEW.names)
@@ -189,7 +189,7 @@ class ShardChecker:
         return self._files[kind, name]
 
 
-def check_shard(layout: PoolLayout, record: CommitRecord) -> tuple[list[Damage], ShardRows | None]:
+def check_shard(layout: PoolLayout, record: CommitRecord) -> tuple[list[Damage], Reference | None]:
     """What is damaged of the sidecar and the tar of a shard, and its rows if they can be read."""
     table, problems = _sidecar(layout, record)
     number = int(record.shard)
@@ -199,7 +199,7 @@ def check_shard(layout: PoolLayout, record: CommitRecord) -> tuple[list[Damage],
     if table is None:
         return damages, None
     stored = _flags(pc.equal(table["status"], "success"))
-    return damages, ShardRows(checksum=uids_checksum(table["uid"]), stored=stored)
+    return damages, Reference(checksum=uids_checksum(table["uid"]), stored=stored)
 
 
 def inside(layout: PoolLayout, path: str) -> str:
@@ -304,7 +304,7 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
     return []
 
 
-def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: ShardRows) -> str:
+def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: Reference) -> str:
     if metadata.get("uids") != rows.checksum:
         return "its rows are not those of the sidecar (checksum of the uids)"
     if table.num_rows != len(rows.stored):
@@ -312,7 +312,7 @@ def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: ShardRows
     return ""
 
 
-def _mask_problem(table: pa.Table, rows: ShardRows, kept: int) -> str:
+def _mask_problem(table: pa.Table, rows: Reference, kept: int) -> str:
     if table.num_rows != len(rows.stored):
         return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
     mask = _flags(pc.fill_null(table["kept"], False))

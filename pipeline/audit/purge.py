@@ -286,7 +286,7 @@ IN_TEXT = re.compile(r"(?i)(?:https?:|//)[^\s'\"<>]+")  # URLs in the example of
 Criteria = Mapping[str, Set[str]]  # url, domain, sha256 or uid -> values
 
 
-class ShardRows(Mapping[int, Mask]):
+class RowsByShard(Mapping[int, Mask]):
     """Some rows of each of some shards. A mask is made on demand: four bytes a row are held."""
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class FoundRows:
     """Where some rows are."""
 
     uids: pa.Array  # those that have content somewhere, ascending
-    shards: ShardRows
+    shards: RowsByShard
     files: tuple[str, ...]  # parts of the pairs and files of the plan
 
 
@@ -353,7 +353,7 @@ def locate_rows(
     """
     if shards is None or files is None:
         shards, files = commits.shards.tolist(), _pair_files(PoolLayout(commits.pool))
-    pool, rows = Pool(commits), ShardRows()
+    pool, rows = Pool(commits), RowsByShard()
     there: list[pa.Array] = []
 
     def look(table: pa.Table) -> tuple[Mask, Mask, pa.Array]:

@@ -607,7 +607,7 @@ LONG_TAIL = 4.0  # times the range without the tails: above it, tails are put in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
+class Bins:
     """`places`: (bins + 1,) where each bin begins in the sorted values. The first bin holds
     everything below its upper edge, the last one everything from its lower edge on."""
 
@@ -617,7 +617,7 @@ class Histogram:
     cut_above: bool
 
 
-def histogram(column: NumberColumn, bins: int = BINS) -> Histogram | None:
+def histogram(column: NumberColumn, bins: int = BINS) -> Bins | None:
     """The bins of a column; None where it has no finite value."""
     values = column.values
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
@@ -631,7 +631,7 @@ def histogram(column: NumberColumn, bins: int = BINS) -> Histogram | None:
     edges = _edges(low, high, bins, whole=values.dtype.kind != "f")
     inner = np.searchsorted(values, np.asarray(edges[1:-1]), side="left")
     places = np.concatenate([[0], inner, [len(values)]]).astype(np.int64)
-    return Histogram(
+    return Bins(
         edges=tuple(edges),
         places=places,
         cut_below=bool(values[0] < edges[0]),
@@ -649,7 +649,7 @@ def _edges(low: float, high: float, bins: int, *, whole: bool) -> list[float]:
     return [low * (1 - i / bins) + high * (i / bins) for i in range(bins)] + [high]
 
 
-def bin_counts(column: NumberColumn, shown: Histogram, scope: Mask) -> list[int]:
+def bin_counts(column: NumberColumn, shown: Bins, scope: Mask) -> list[int]:
     """Rows of a scope in each bin. scope: (rows of the table,)."""
     counts: list[int] = np.diff(counts_below(column, scope, shown.places)).tolist()
     return counts

@@ -358,7 +358,7 @@ Codes = Array  # of as few bits as the codes of a view need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RowBlock:
     """Consecutive rows: of some whole shards."""
 
     table: pa.Table
@@ -366,14 +366,14 @@ class Part:
     sizes: dict[str, int]  # shard -> its rows
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """The rows of a pool, in units that are worked on in parallel."""
 
     schema: pa.Schema
     units: int
     rows: int
 
-    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[RowBlock]:
         """The parts of a unit, with some columns (default: all)."""
         ...
 
@@ -382,14 +382,14 @@ class InMemorySource:
     """Tables as one part."""
 
     def __init__(self, tables: Mapping[str, pa.Table]) -> None:
-        self._part = Part(
+        self._part = RowBlock(
             table=pa.concat_tables(tables.values()),
             first_row=0,
             sizes={shard: table.num_rows for shard, table in tables.items()},
         )
         self.schema, self.rows, self.units = self._part.table.schema, self._part.table.num_rows, 1
 
-    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[RowBlock]:
         """The one part."""
         yield self._part
 
@@ -452,7 +452,7 @@ def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
 
 
 def compile_views(
-    rows: PartRows, views: Mapping[str, Sequence[Step]], source: Source, sizes: Mapping[str, int]
+    rows: PartRows, views: Mapping[str, Sequence[Step]], source: RowSource, sizes: Mapping[str, int]
 ) -> dict[str, tuple[list[RowTest], dict[str, Threshold]]]:
     """The tests of each view and its resolved thresholds, by the call as the rule spells it.
 
@@ -635,7 +635,7 @@ def drawn(rows: PartRows, test: RowTest) -> Answers:
 
 
 def _find_tops(
-    rows: PartRows, source: Source, tops: Mapping[tuple[str, Fraction], _Top]
+    rows: PartRows, source: RowSource, tops: Mapping[tuple[str, Fraction], _Top]
 ) -> dict[tuple[str, Fraction], Ranked]:
     """The k-th largest value of each column over the stored rows. NULL and NaN do not count."""
     if not tops:
@@ -682,7 +682,7 @@ def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Array]:
 
 
 def size_limits(
-    source: Source, draws: Collection[tuple[int, int]]
+    source: RowSource, draws: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
     if not draws:
@@ -711,7 +711,7 @@ def size_limits(
     return draws_made
 
 
-def _first_ties(source: Source, seed: int, last: int, count: int) -> frozenset[int]:
+def _first_ties(source: RowSource, seed: int, last: int, count: int) -> frozenset[int]:
     """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
     ties: list[tuple[str, int]] = []
     with borrowed_connection() as connection:
@@ -755,7 +755,7 @@ def check(views: Sequence[View], schema: pa.Schema) -> None:
 
 
 def choose_parts(
-    source: Source,
+    source: RowSource,
     views: Sequence[View],
     names: Sequence[str],
     take: TakeMask,
@@ -787,7 +787,7 @@ def choose_parts(
 
 
 def _apply(
-    source: Source,
+    source: RowSource,
     steps: Mapping[str, Sequence[Step]],
     names: Sequence[str],
     take: TakeMask,

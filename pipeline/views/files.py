@@ -56,7 +56,7 @@ from clipmill.pipeline.shuffle import (
     row_keys,
 )
 from clipmill.pipeline.views.choose import (
-    Part,
+    RowBlock,
     Selection,
     check,
     choose_parts,
@@ -237,7 +237,7 @@ class JoinedColumns:
         self.units = len(self._bounds) - 1
         self._row_ends = np.cumsum(commits.column("count").to_numpy())
         self.rows = int(self._row_ends[-1])
-        self._kept: dict[int, list[Part]] | None = {} if self.rows <= KEPT_ROWS else None
+        self._kept: dict[int, list[RowBlock]] | None = {} if self.rows <= KEPT_ROWS else None
         self._lock = threading.Lock()
         self.schema = pa.schema([])
         self.schema = self.read_shard(0).schema
@@ -246,7 +246,7 @@ class JoinedColumns:
         """Positions in `commits` of the shards of a unit."""
         return range(int(self._bounds[unit]), int(self._bounds[unit + 1]))
 
-    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[RowBlock]:
         """The parts of a unit, with some columns (default: all).
 
         ValueError for score columns of other rows than those of their shard.
@@ -262,7 +262,7 @@ class JoinedColumns:
                 self._kept[unit] = parts
         yield from parts
 
-    def _read_unit(self, unit: int, columns: Sequence[str] | None) -> Iterator[Part]:
+    def _read_unit(self, unit: int, columns: Sequence[str] | None) -> Iterator[RowBlock]:
         tables: list[pa.Table] = []
         first = self.shards_of(unit).start
         rows = 0
@@ -275,12 +275,12 @@ class JoinedColumns:
         if tables:
             yield self._part(first, tables)
 
-    def _part(self, first: int, tables: Sequence[pa.Table]) -> Part:
+    def _part(self, first: int, tables: Sequence[pa.Table]) -> RowBlock:
         shards = self.commits.shards[first : first + len(tables)].tolist()
         names = [shard_name(shard) for shard in shards]
         sizes = [table.num_rows for table in tables]
         before = int(self._row_ends[first]) - sizes[0]
-        return Part(
+        return RowBlock(
             table=pa.concat_tables(tables),
             first_row=before,
             sizes=dict(zip(names, sizes, strict=True)),

@@ -40,7 +40,7 @@ class Chosen:
 
 
 def choose(
-    rows: Mapping[str, pa.Table] | choosing.Source,
+    rows: Mapping[str, pa.Table] | choosing.RowSource,
     views: Sequence[View],
     names: Sequence[str] | None = None,
     *,

@@ -16,7 +16,7 @@ Invariants:
 * A run says in its plan, log and run.json that it cannot be resumed, and is refused
   (tests/train/test_streamed_run.py).
 
-To extend: another source of bytes is a function that returns a `Source`, and its branch in
+To extend: another source of bytes is a function that returns a `ByteStream`, and its branch in
 `open_source`.
 """
 
@@ -82,7 +82,7 @@ class BrokenSource(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ByteStream:
     """Bytes in their order.
 
     read: at most so many, none at the end. check_end: BrokenSource where the end that was read is
@@ -95,7 +95,7 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(name: str) -> Iterator[Source]:
+def open_source(name: str) -> Iterator[ByteStream]:
     """The source of a path, a URL or pipe:COMMAND. BrokenSource where it cannot be opened, and
     ReadFailed where a server does not answer."""
     with contextlib.ExitStack() as stack:
@@ -107,13 +107,13 @@ def open_source(name: str) -> Iterator[Source]:
             else:
                 opened = stack.enter_context(disk.open_file(name))
                 file = opened if disk.is_url(name) else stack.enter_context(opened.open("rb"))
-                source = Source(read=file.read)
+                source = ByteStream(read=file.read)
         except OSError as error:
             raise BrokenSource(error.strerror or str(error)) from error
         yield source
 
 
-def _web(url: str, stack: contextlib.ExitStack) -> Source:
+def _web(url: str, stack: contextlib.ExitStack) -> ByteStream:
     """What a web server sends; it need not know ranges."""
 
     def attempt() -> Any:
@@ -137,10 +137,10 @@ def _web(url: str, stack: contextlib.ExitStack) -> Source:
         if response.length:
             raise BrokenSource(f"the server ended {response.length:,} bytes too early")
 
-    return Source(read=response.read, check_end=check_end)
+    return ByteStream(read=response.read, check_end=check_end)
 
 
-def _command(command: str, stack: contextlib.ExitStack) -> Source:
+def _command(command: str, stack: contextlib.ExitStack) -> ByteStream:
     """What a shell command writes.
 
     It has a session of its own: Ctrl-C ends the run after its step, and not the command before.
@@ -167,13 +167,13 @@ def _command(command: str, stack: contextlib.ExitStack) -> Source:
 
     assert process.stdout is not None
     stack.enter_context(process.stdout)
-    return Source(read=process.stdout.read, check_end=check_end, stop=stop)
+    return ByteStream(read=process.stdout.read, check_end=check_end, stop=stop)
 
 
 class TarBytes:
     """A source as `tarfile` reads it: unpacked where it is compressed by gzip."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteStream) -> None:
         self._source = source
         plain = io.BufferedReader(_Bytes(source.read))
         is_packed = plain.peek(len(GZIP))[: len(GZIP)] == GZIP
@@ -328,7 +328,7 @@ class TarSample:
     caption: str
 
 
-def read_samples(tar: str, source: Source, stream: TarStream) -> Iterator[TarSample | str]:
+def read_samples(tar: str, source: ByteStream, stream: TarStream) -> Iterator[TarSample | str]:
     """The samples of a tar in their order; in place of one that cannot be used, the reason.
 
     BrokenSource where the tar is damaged or ends too early; what came before it was whole.
@@ -461,7 +461,7 @@ class TarReader:
         self._share, self._counts, self._times = share, counts, times
         self._samples: queue.Queue[TarSample | BaseException] = queue.Queue(WAITING)
         self._is_closed = threading.Event()
-        self._source: Source | None = None
+        self._source: ByteStream | None = None
         self._tar = ""
         self._thread = threading.Thread(target=self._run, name="read-tars", daemon=True)
         self._thread.start()

@@ -186,7 +186,7 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     if all(isinstance(label, int) for label in raw.labels):
         classes, labels = _numbered(task, raw, own_names)
     else:
-        classes, labels = _named(task, raw, own_names)
+        classes, labels = _text_labels(task, raw, own_names)
     if len(classes) < 2:
         raise ValueError(f"task {task.name!r}: {raw.source} has {len(classes)} classes, not two")
     return Samples(
@@ -240,7 +240,7 @@ def _numbered(
     return classes, labels
 
 
-def _named(
+def _text_labels(
     task: TaskSpec, raw: RawSamples, own_names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     assert raw.labels is not None

@@ -234,7 +234,7 @@ def swarm_of_study(
         sources = tuple(sorted({view for one in weights.values() for view in one}))
     else:
         sources, drawn = ablation.mixtures.sources, ablation.mixtures.arms()
-    rows = {source: _kept(ablation, folder, source) for source in sources}
+    rows = {source: _rows_of_view(ablation, folder, source) for source in sources}
     names, shares, values, notes = [], [], [], []
     rivals, named, measured, left_out = {}, {}, {}, 0
     for name, arm in ablation.arms.items():
@@ -291,7 +291,7 @@ def swarm_of_study(
     )
 
 
-def _kept(ablation: Ablation, folder: str, source: str) -> int | None:
+def _rows_of_view(ablation: Ablation, folder: str, source: str) -> int | None:
     pool, view = source.split("/")
     view_json = PoolLayout(ablation.pool_folder(folder, pool)).view_json(view)
     return read_document(view_json, ViewDocument).kept if disk.exists(view_json) else None
@@ -340,14 +340,14 @@ def swarm_of_tables(
             notes.append(f"not read: {', '.join(map(repr, unread))} of {path}")
     runs, shares, values, reasons, empty = [], [], [], {}, 0
     for run, row in shares_of.items():
-        share_S = np.array([_number(row, name, ratios) for name in sources])
+        share_S = np.array([_cell_number(row, name, ratios) for name in sources])
         total = np.nansum(share_S)
         if abs(total - 1) > SUM_TOLERANCE or np.nanmin(share_S) < 0:
             raise ValueError(
                 f"{ratios}: the shares of run {run} sum to {total:.4g}; every column beside the "
                 "run must be a share of a source"
             )
-        value_T = [_number(measured.get(run, {}), name, metrics) for name in chosen]
+        value_T = [_cell_number(measured.get(run, {}), name, metrics) for name in chosen]
         if not np.isfinite(value_T).all():
             reasons[run] = _without(run, measured, chosen[np.argmin(np.isfinite(value_T))])
             continue
@@ -419,7 +419,7 @@ def _check_varies(targets: Sequence[str], values_TR: FloatArray) -> None:
             )
 
 
-def _number(row: Mapping[str, Any], name: str, path: str) -> float:
+def _cell_number(row: Mapping[str, Any], name: str, path: str) -> float:
     """A cell; NaN where it is empty."""
     value = row.get(name)
     if value is None or value == "":

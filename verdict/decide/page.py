@@ -71,7 +71,7 @@ def render_decision(d: Decision, source: str, links: Mapping[str, str] | None = 
         source_text=source_text,
         unit_text=unit_text,
         wording=wording,
-    ).overlay(finalize=_shown)
+    ).overlay(finalize=_escaped)
     return templates.get_template("decided.html").render(
         d=d,
         account=account_of(d),
@@ -99,7 +99,7 @@ def _head(d: Decision, unit: str = "") -> str:
     return f"{unit} to {baseline}".lstrip()
 
 
-def _shown(value: object) -> object:
+def _escaped(value: object) -> object:
     """What a template writes: text of strangers with escapes for what would turn its direction."""
     return printable(value) if type(value) is str else value
 

@@ -25,7 +25,7 @@ from clipmill.verdict.stats.analysis import (
 from clipmill.verdict.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
 from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
 from clipmill.verdict.stats.signals import MetricSignal, metric_signals
-from clipmill.verdict.tables.account import Account, MetricFacts, is_guess, some
+from clipmill.verdict.tables.account import Account, MetricFacts, first_names, is_guess
 from clipmill.verdict.tables.metric_names import (
     HEADLINES,
     TIMES,
@@ -61,7 +61,7 @@ OTHER_SIZE = 1000.0  # so many times larger are values of one block than those o
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 LEAST_ALIKE = 3  # different values of a task that another one repeats
 WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
-_some = partial(some, most=3)  # names in a sentence
+_names = partial(first_names, most=3)  # names in a sentence
 Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
 
 
@@ -184,7 +184,7 @@ def decide(results: Results, question: Question) -> Decision:
     notes, refusals = list(results.notes), list[str]()
     if results.one_arm:
         raise ValueError(results.one_arm)
-    results, question = _named(results, question, notes)
+    results, question = _metric_of(results, question, notes)
     if question.baseline is not None:
         own = baseline_arm(results.arms, question.baseline)
         question = replace(question, baseline=own or question.baseline)
@@ -216,7 +216,7 @@ def decide(results: Results, question: Question) -> Decision:
     arms_out |= apart
     found = {arm for scale in results.scales for arm in _arms_at(table, chosen, scale, set())}
     if lacking := [arm for arm in results.arms if arm not in found]:
-        refusals.append(f"{_some(lacking)} not compared: no value of what decides")
+        refusals.append(f"{_names(lacking)} not compared: no value of what decides")
     in_blocks = table
     if results.blocks and _is_one_run_in_blocks(table, chosen, largest, arms, notes):
         table = _table(_over_blocks(results, notes), question)
@@ -243,8 +243,8 @@ def decide(results: Results, question: Question) -> Decision:
     singles = [] if from_means else averages  # columns of averages are analysed as any other
     analysis = _analysis(analysed, baseline, arms, question, table, singles, average=can_average)
     analysis = replace(
-        analysis, tasks={task: _said(one) for task, one in analysis.tasks.items()},
-        average=analysis.average and _said(analysis.average)
+        analysis, tasks={task: _nothing_varies(one) for task, one in analysis.tasks.items()},
+        average=analysis.average and _nothing_varies(analysis.average)
     )  # fmt: skip
     there = [task for task in analysis.tasks if tables[task].values.get(baseline)]
     there = there or list(analysis.tasks)
@@ -325,7 +325,7 @@ def decide(results: Results, question: Question) -> Decision:
 # --- what is compared -----------------------------------------------------------------------------
 
 
-def _named(results: Results, question: Question, notes: list[str]) -> tuple[Results, Question]:
+def _metric_of(results: Results, question: Question, notes: list[str]) -> tuple[Results, Question]:
     """The metric that is asked for, as the table has it: a column of values, a part of the names of
     several, or the name that its values lack.
     """
@@ -337,7 +337,7 @@ def _named(results: Results, question: Question, notes: list[str]) -> tuple[Resu
     for names, is_task in ((results.metrics, False), (results.tasks, True)):
         if not (kept := _ending_in(names, metric)):
             continue
-        notes.append(f"metric: {metric!r} is that of {_some(kept)}")
+        notes.append(f"metric: {metric!r} is that of {_names(kept)}")
         if not is_task and len(kept) > 1:
             return _with_parts(results, kept, metric), question
         if not is_task:
@@ -354,7 +354,7 @@ def _named(results: Results, question: Question, notes: list[str]) -> tuple[Resu
 def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
     """The same with the names of some tasks as their rest and this metric."""
     places = np.array([task in kept for task in results.tasks])
-    tasks = [_rest(task, metric) if task in kept else task for task in results.tasks]
+    tasks = [_task_without(task, metric) if task in kept else task for task in results.tasks]
     if len(set(tasks)) < len(tasks):
         tasks = list(results.tasks)
     is_kept_N = places[results.task_N]
@@ -367,7 +367,7 @@ def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
 
 def _with_parts(results: Results, kept: Sequence[str], metric: str) -> Results:
     """The same with the rest of the names of some metrics in the names of the tasks."""
-    rests = {name: _rest(name, metric) for name in kept}
+    rests = {name: _task_without(name, metric) for name in kept}
     places = np.array([name in rests for name in results.metrics])[results.metric_N]
     codes = np.where(places, results.metric_N, len(results.metrics))
     pairs, task_N = np.unique(np.stack([results.task_N, codes]), axis=1, return_inverse=True)
@@ -377,7 +377,7 @@ def _with_parts(results: Results, kept: Sequence[str], metric: str) -> Results:
         rest = rests[results.metrics[code]] if code < len(results.metrics) else ""
         tasks.append(" ".join(filter(None, (name if name != "task" or not rest else "", rest))))
     if len(set(tasks)) < len(tasks):
-        raise ValueError(f"--metric {metric} is a part of {_some(kept)}: name one of them")
+        raise ValueError(f"--metric {metric} is a part of {_names(kept)}: name one of them")
     return replace(
         results, tasks=tuple(tasks), task_N=task_N.reshape(-1),
         metrics=(*results.metrics, metric),
@@ -385,7 +385,7 @@ def _with_parts(results: Results, kept: Sequence[str], metric: str) -> Results:
     )  # fmt: skip
 
 
-def _rest(name: str, metric: str) -> str:
+def _task_without(name: str, metric: str) -> str:
     """The name of a task without this metric; the whole where nothing else is left."""
     plain = plain_name(metric)
     rest = [part for part in _parts(name) if plain_name(part).removesuffix("_mean") != plain]
@@ -500,7 +500,7 @@ def _of_means(table: _Table, question: Question, notes: list[str]) -> _Table:
         names = dict.fromkeys(
             name if name in whole_out and name != "value" else task for task, name in left_out
         )
-        notes.append(f"left out: {some(list(names))}, whose means have no spread")
+        notes.append(f"left out: {first_names(list(names))}, whose means have no spread")
     whole = _table(runs, question)
     kept = {key: of for key, of in whole.by_key.items() if key not in left_out}
     return replace(whole, by_key=kept)
@@ -519,7 +519,7 @@ def _with_spreads(r: Results, notes: list[str]) -> Results:
     if not bare_N.any():
         return r
     names = list(dict.fromkeys(r.blocks[block] for block in r.block_N[bare_N].tolist()))
-    notes.append(f"left out: {some(names)}, whose means have no spread")
+    notes.append(f"left out: {first_names(names)}, whose means have no spread")
     at = np.flatnonzero(~bare_N)
     return replace(
         r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
@@ -559,7 +559,7 @@ def _on_one_test_set(
             apart[arm] = (", ".join(sorted(values)), ", ".join(sorted(own[1])))
     kept = tuple(arm for arm in arms if arm not in apart)
     for other in dict.fromkeys(apart.values()):
-        names = _some([arm for arm, of in apart.items() if of == other])
+        names = _names([arm for arm, of in apart.items() if of == other])
         why = f"{own[0]!r} is {other[0]} there, and {other[1]} for {baseline}"
         if len(kept) < 2:
             raise ValueError(f"{names} not comparable: {why} (--arm {quoted(own[0])} compares it)")
@@ -689,7 +689,7 @@ def _largest_scale(
             if arm not in arms[largest]:
                 others[arm] = r.scales[scale]
     if others:
-        shown = some([f"{arm} (at {scale})" for arm, scale in others.items()])
+        shown = first_names([f"{arm} (at {scale})" for arm, scale in others.items()])
         notes.append(f"not compared, at another scale than {r.scales[largest]}: {shown}")
     return largest
 
@@ -717,7 +717,7 @@ def _layout(
     if not alone or len(of_baseline) < 2:
         return table
     notes.append(
-        f"seed: {_some(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not "
+        f"seed: {_names(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not "
         "paired by seed"
     )
     layout = dict(table.blocks) or dict.fromkeys(np.unique(table.run_N).tolist(), 0)
@@ -926,8 +926,8 @@ def _check_one_unit(
         is_apart = others.min() >= 3 * low.max()  # else those between are of one unit too
         if is_apart and np.median(high) >= OTHER_UNIT * np.median(low):
             wrong[name] = (
-                f"{_some(small)} has values up to 1 (such as {low[0]:g}) and {_some(large)} above "
-                f"(such as {high[0]:g})"
+                f"{_names(small)} has values up to 1 (such as {low[0]:g}) and {_names(large)} "
+                f"above (such as {high[0]:g})"
             )
     if wrong:
         shown = "; ".join(f"{name}: {what}" for name, what in wrong.items())
@@ -1074,7 +1074,7 @@ def _can_average(
     column, so that their names say nothing of a metric.
     """
     if averages:
-        notes.append(f"not averaged again: {_some(averages)}")
+        notes.append(f"not averaged again: {_names(averages)}")
     singles = {task: scores for task, scores in tables.items() if task not in averages}
     if len(singles) < 2:
         return False
@@ -1090,14 +1090,14 @@ def _can_average(
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
         why = "different units"
     elif bare and not named:
-        why = f"metrics of one test set ({_some(bare)})"
+        why = f"metrics of one test set ({_names(bare)})"
     elif units == {""} and not is_one_metric:
         why = "names of different metrics"
     elif units == {""} and not _are_alike(singles):
         why = "values of different size"
     else:
         if len(metrics) > 1:
-            notes.append(f"the average is of {len(metrics)} metrics, {_some(metrics)}")
+            notes.append(f"the average is of {len(metrics)} metrics, {_names(metrics)}")
         return True
     if question.task is None:
         refusals.append(
@@ -1225,7 +1225,7 @@ def _refusals(
     thin = _thin(of_tasks)
     what = f"a task is missing (--without): {thin}" if thin else "a task is missing (--without)"
     what = what if len(of_tasks) > 1 else f"no value of {result.task}"
-    refusals = [f"{_some(lacking)} not compared: {what}"] if lacking else []
+    refusals = [f"{_names(lacking)} not compared: {what}"] if lacking else []
     if missing:
         return [
             *refusals,
@@ -1261,11 +1261,11 @@ def _refusals(
             f"no verdict: {baseline} has one run; choose a --baseline with two or more",
         ]
     if bare:
-        refusals.append(f"no verdict on {_some(bare)}: no spread or number of runs of the mean")
+        refusals.append(f"no verdict on {_names(bare)}: no spread or number of runs of the mean")
     single = [arm for arm in arms if len(values.get(arm, {})) == 1 and arm not in bare]
     if single:
         refusals.append(
-            f"no verdict on {_some(single)}: one run, and how much another would differ is not "
+            f"no verdict on {_names(single)}: one run, and how much another would differ is not "
             "known"
         )
     if not any(_varies(own) for own in values.values()):
@@ -1279,7 +1279,9 @@ def _refusals(
         )
     compared = {baseline, *lacking, *single, *bare, *(row.arm for row in result.comparisons)}
     if few := [arm for arm in arms if arm not in compared]:
-        refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
+        refusals.append(
+            f"{_names(few)} not compared with {baseline}: two runs are needed in common"
+        )
     return refusals
 
 
@@ -1294,14 +1296,14 @@ def _runs_without_a_task(of_tasks: Mapping[str, TaskScores], values: Runs) -> li
         return []
     thin = _thin(of_tasks)
     way = f" ({thin})" if thin else ""
-    return [f"left out: {_some(lacking)}, which lack a task of the average{way}"]
+    return [f"left out: {_names(lacking)}, which lack a task of the average{way}"]
 
 
 def _varies(runs: Mapping[int, float]) -> bool:
     return len(set(runs.values())) > 1
 
 
-def _said(result: TaskResult) -> TaskResult:
+def _nothing_varies(result: TaskResult) -> TaskResult:
     """The result with the word `nothing varies` where no run differs, so that no noise is known."""
     rows = result.comparisons
     if any(row.low is not None for row in rows):

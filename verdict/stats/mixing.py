@@ -422,7 +422,7 @@ class Misfit:
         others = self._free_of_terms()
         rest_N = random.chisquare(others, NULL_DRAWS) if others else np.zeros(NULL_DRAWS)
         null_N = self._ratio(drawn_ND, rest_N)
-        own = self._ratio(self._squares_D[None], np.array([self._rest()]))[0]
+        own = self._ratio(self._squares_D[None], np.array([self._unmoved_squares()]))[0]
         return float((1 + (null_N >= own - 1e-9).sum()) / (1 + NULL_DRAWS))
 
     def draws(
@@ -436,7 +436,7 @@ class Misfit:
         level_B = random.uniform(size=len(terms_BE))
         freedom = self.free + self._repeated
         heavy_B = freedom / random.chisquare(freedom, len(terms_BE))
-        squares_1D, rest_1 = self._squares_D[None], np.array([self._rest()])
+        squares_1D, rest_1 = self._squares_D[None], np.array([self._unmoved_squares()])
         allowed_Q = np.greater_equal(ADDED, least)
         likelihood_Q = self._likelihood(squares_1D, rest_1)[0][allowed_Q]
         weights_Q = np.exp(likelihood_Q - likelihood_Q.max())
@@ -463,7 +463,7 @@ class Misfit:
         """Degrees of freedom that the terms do not move."""
         return self.free - int((self._parts_D >= 1e-12).sum()) + self._repeated
 
-    def _rest(self) -> float:
+    def _unmoved_squares(self) -> float:
         """The squares that the terms do not move."""
         return max(self.squares - float(self._squares_D.sum()), 0.0) + self._spread
 

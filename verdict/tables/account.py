@@ -43,7 +43,7 @@ class MetricFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class LeftOut:
     """Rows or cells that were left out; the reason follows their number: `without an arm`."""
 
     reason: str
@@ -62,10 +62,10 @@ class Account:
     metrics: tuple[MetricFacts, ...]
     rows: int
     rows_used: int
-    rows_left_out: tuple[Count, ...]
+    rows_left_out: tuple[LeftOut, ...]
     cells: int
     cells_used: int
-    cells_left_out: tuple[Count, ...]
+    cells_left_out: tuple[LeftOut, ...]
 
 
 def account_of(decision: object) -> Account | None:
@@ -114,7 +114,7 @@ def _role_texts(columns: Sequence[ColumnRole]) -> list[str]:
             texts.append(f"{role}: column {of_role[0].name!r}{reason}")
             continue
         names = [f"{one.name} (guess)" if is_guess(one.reason) else one.name for one in of_role]
-        texts.append(f"{role}: {some(names)}")
+        texts.append(f"{role}: {first_names(names)}")
     first, rest = texts[: MOST_ROLES - 1], texts[MOST_ROLES - 1 :]
     return [*first, "; ".join(rest)] if rest else first
 
@@ -129,7 +129,7 @@ def _direction_texts(metrics: Sequence[MetricFacts]) -> list[str]:
         if is_guess(str(source)):
             option = "--lower-is-better" if higher else "--higher-is-better"
             text = f"direction: {direction_text(of_one[0])} ({source}: {option} if it is wrong)"
-        texts.append(f"{text}: {some(_names(of_one, metrics))}")
+        texts.append(f"{text}: {first_names(_names(of_one, metrics))}")
     return texts
 
 
@@ -140,7 +140,7 @@ def _unit_texts(metrics: Sequence[MetricFacts]) -> list[str]:
         text = f"unit: {unit or 'none'}"
         if unit:
             text += f" ({source})" if is_guess(str(source)) else f", {source_text(str(source))}"
-        texts.append(f"{text}: {some(_names(of_one, metrics))}")
+        texts.append(f"{text}: {first_names(_names(of_one, metrics))}")
     return texts
 
 
@@ -164,13 +164,13 @@ def _names(group: Sequence[MetricFacts], metrics: Sequence[MetricFacts]) -> list
     return list(dict.fromkeys(names))
 
 
-def some(names: Sequence[str], most: int = MOST_NAMES) -> str:
+def first_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
     """The first names, and a count of the rest."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def _count_text(what: str, number: int, used: int, left_out: Sequence[Count]) -> str:
+def _count_text(what: str, number: int, used: int, left_out: Sequence[LeftOut]) -> str:
     """`rows: 38 of 40 used; left out: 2 without an arm`."""
     if not left_out:
         return (

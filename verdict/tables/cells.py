@@ -118,14 +118,14 @@ def _marked(text: str, comma: str) -> Cell:
         return _cell(found, PERCENT_NOTE if found[2] else note)
     if found := SPREAD.fullmatch(plain):
         cell = _cell(found, SPREAD_NOTE)
-        return replace(cell, spread=_other(found)) if cell.value is not None else cell
+        return replace(cell, spread=_second_number(found)) if cell.value is not None else cell
     if found := INTERVAL.fullmatch(plain):
         return _cell(found, "a number with an interval")
     if found := BRACKETS.fullmatch(plain):
         if found[3][0] in "-+↑↓▲▼△▽":
             return _cell(found, BRACKETS_NOTE)
         cell = _cell(found, BRACKETS_NOTE)
-        return replace(cell, bracketed=_other(found)) if cell.value is not None else cell
+        return replace(cell, bracketed=_second_number(found)) if cell.value is not None else cell
     if found := CHANGE.fullmatch(plain):
         return _cell(found, "a number with a change")
     if found := WITH_UNIT.fullmatch(plain):
@@ -143,7 +143,7 @@ def _cell(found: re.Match[str], note: str) -> Cell:
     return Cell(number * scale, note)
 
 
-def _other(found: re.Match[str]) -> float:
+def _second_number(found: re.Match[str]) -> float:
     """The number beside a number, in its unit."""
     return float(found[3]) * (0.01 if found[2] else 1.0)
 

@@ -1234,7 +1234,7 @@ class _Header:
             if of_names:
                 break
         named = max((n for row in levels for n, cell in enumerate(row, 1) if cell), default=width)
-        names, parts, notes = _named(levels, numeric)
+        names, parts, notes = _header_names(levels, numeric)
         last = [str(row[len(names) - 1]) for row in head[body:] if len(row) >= len(names)]
         spaces = sum(" " in cell.strip() for cell in last)
         is_text = len(names) - 1 not in numeric and spaces * 2 > len(last)
@@ -1317,7 +1317,7 @@ def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:
     return any(not name for name in own) or len(set(own)) < len(own)
 
 
-def _named(
+def _header_names(
     levels: list[list[str]], numeric: Sequence[int]
 ) -> tuple[list[str], dict[str, tuple[str, str]], list[str]]:
     """The names of columns from the rows of a header, the parts of those of numbers, and notes."""

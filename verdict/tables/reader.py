@@ -22,7 +22,7 @@ import numpy as np
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array, FloatArray, Integers, Mask
 from clipmill.manifests.layout import AblationLayout
-from clipmill.verdict.tables.account import Account, ColumnRole, Count
+from clipmill.verdict.tables.account import Account, ColumnRole, LeftOut
 from clipmill.verdict.tables.cells import (
     BRACKETS_NOTE,
     PERCENT_NOTE,
@@ -63,8 +63,8 @@ from clipmill.verdict.tables.roles import (
     SHOWN,
     STAGES,
     Chosen,
-    Columns,
     Open,
+    Options,
     Roles,
     Way,
     are_measured,
@@ -220,14 +220,14 @@ class Results:
     splits: Mapping[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
 
-def read_results(sources: Sequence[Source], columns: Columns | None = None) -> Results:
+def read_results(sources: Sequence[Source], columns: Options | None = None) -> Results:
     """The measurements of files, folders and tables. ValueError where they are no results, or where
     a question is open, in one line.
     """
     was_enabled = gc.isenabled()
     gc.disable()  # of a million rows the collector would take as long as all else
     try:
-        return _Reading(columns or Columns()).read(sources)
+        return _Reading(columns or Options()).read(sources)
     finally:
         if was_enabled:
             gc.enable()
@@ -701,7 +701,7 @@ class _Reading:
     row}.
     """
 
-    def __init__(self, told: Columns) -> None:
+    def __init__(self, told: Options) -> None:
         self.told = told
         self.notes: list[str] = []
         self.rows_out: Counter[str] = Counter()
@@ -2161,7 +2161,7 @@ def _beside(tasks: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, 
     return found | ({"task": (*tasks, "file")} if "file" in names else {})
 
 
-def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) -> Way | None:
+def _completed(frames: list[Frame], told: Options, way: Way, rounds: int = 4) -> Way | None:
     """An answer with all that it needs, so that no other question follows; None where it ends in a
     refusal, or compares nothing.
     """
@@ -2200,7 +2200,7 @@ def _missing(ways: Sequence[Way]) -> str:
     return text and f"; the values are means with their spreads, so a verdict needs {text} too"
 
 
-def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) -> str:
+def _which_table(paths: Sequence[str], told: Options, several: SeveralTables) -> str:
     """The tables of a file from which one is chosen, each with what it leads to: those that lead to
     a comparison, of the baseline where one has it.
     """
@@ -2221,7 +2221,7 @@ def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) ->
     return str(several)
 
 
-def _ways_of(paths: Sequence[str], told: Columns) -> list[Way]:
+def _ways_of(paths: Sequence[str], told: Options) -> list[Way]:
     """What one of several tables leads to: its arms, or answers of the question that it raises."""
     try:
         frames = frames_of(paths, told.table, told.baseline)
@@ -2269,9 +2269,9 @@ def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
     )  # fmt: skip
 
 
-def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
+def _counts(counter: Mapping[str, int]) -> tuple[LeftOut, ...]:
     return tuple(
-        Count(reason=reason, number=number) for reason, number in counter.items() if number
+        LeftOut(reason=reason, number=number) for reason, number in counter.items() if number
     )
 
 

@@ -235,7 +235,7 @@ LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Options:
     """What the user says of the columns: names for each role, and a pattern of the arms' names.
 
     names: {role: columns} of arm, seed, block, task, metric, value, scale, test_size, step. The arm
@@ -362,7 +362,7 @@ class Roles:
             self.given[name] = (role, reason)
 
 
-def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
+def roles_of(frame: Frame, told: Options, several_files: bool) -> Roles:
     """The role of every column. ValueError, a question, where the arm cannot be known."""
     _check_told(frame, told)
     roles = Roles()
@@ -413,7 +413,7 @@ def _measure_times(frame: Frame, roles: Roles) -> bool:
 # --- by option, name and cells --------------------------------------------------------------------
 
 
-def _check_told(frame: Frame, told: Columns) -> None:
+def _check_told(frame: Frame, told: Options) -> None:
     names = list(frame.columns)
     for role, columns in told.names.items():
         for name in columns:
@@ -427,7 +427,7 @@ OPTIONS = {"arm": "--arm", "seed": "--seed", "block": "--block", "task": "--task
            "test_size": "--samples", "step": "--last", "runs": "--runs"}  # fmt: skip
 
 
-def _told_roles(frame: Frame, told: Columns, roles: Roles) -> None:
+def _told_roles(frame: Frame, told: Options, roles: Roles) -> None:
     for role, names in told.names.items():
         own = [name for name in names if name in frame.columns]
         roles.give("count" if role == "runs" else role, own, f"told by {OPTIONS[role]}")
@@ -804,7 +804,7 @@ def _quotient(name: str, numbers: Mapping[str, FloatArray]) -> str:
     return ""
 
 
-def _leave_out_beside_arms(frame: Frame, told: Columns, roles: Roles) -> None:
+def _leave_out_beside_arms(frame: Frame, told: Options, roles: Roles) -> None:
     """Columns beside arms as columns that are a quotient of two of them, or in one row alone."""
     if not roles.arms_are_columns or len(roles.values) < 3 or "value" in told.names:
         return
@@ -839,7 +839,7 @@ def _are_complements(one: Column, other: Column) -> bool:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[str, bool]) -> None:
+def _settle_values(frame: Frame, told: Options, roles: Roles, numeric: Mapping[str, bool]) -> None:
     """Which columns hold the values: one for all metrics (long), or one for each (wide)."""
     metrics = roles.of("metric")
     names = [
@@ -893,7 +893,7 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
     roles.is_long = bool(names) and len(roles.values) == 1
 
 
-def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
+def _settle_seed(frame: Frame, told: Options, roles: Roles) -> None:
     """The seed; several that vary are one together."""
     names = roles.of("seed")
     if "seed" in told.names:
@@ -929,7 +929,7 @@ def _settle_split(frame: Frame, roles: Roles) -> None:
     roles.split = names[0] if names else ""
 
 
-def _settle_tasks(frame: Frame, told: Columns, roles: Roles) -> None:
+def _settle_tasks(frame: Frame, told: Options, roles: Roles) -> None:
     """The parts of the task: those that vary."""
     if "task" in told.names:
         are_levels = all(frame.roles.get(each, ("",))[0] == "open" for each in told.names["task"])
@@ -1000,7 +1000,7 @@ def _settle_settings(frame: Frame, roles: Roles) -> None:
 # --- the arm --------------------------------------------------------------------------------------
 
 
-def _check_open(frame: Frame, told: Columns, roles: Roles) -> None:
+def _check_open(frame: Frame, told: Options, roles: Roles) -> None:
     """ValueError, a question, where a form leaves open whether a column names arms or tasks."""
     for name in roles.of("open"):
         if "arm" in told.names or "task" in told.names:
@@ -1014,7 +1014,7 @@ def _check_open(frame: Frame, told: Columns, roles: Roles) -> None:
         )
 
 
-def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) -> None:
+def _settle_arm(frame: Frame, told: Options, roles: Roles, several_files: bool) -> None:
     if "arm" in told.names:
         if told.names["arm"] == ("columns",):
             roles.arms_are_columns = True
@@ -1474,7 +1474,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
     _keep_values(frame, roles)
 
 
-def _join_nested(frame: Frame, told: Columns, roles: Roles) -> None:
+def _join_nested(frame: Frame, told: Options, roles: Roles) -> None:
     """Makes tasks parts of the block where each block lies in one of several tasks, as pictures in
     their data sets: no run has two tasks, so that an average over them would be of none.
     """
@@ -1494,7 +1494,7 @@ def _join_nested(frame: Frame, told: Columns, roles: Roles) -> None:
     roles.task = ()
 
 
-def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
+def _settle_rest(frame: Frame, told: Options, roles: Roles) -> None:
     """Steps, scales, blocks, and what is left: a text, or a column that nothing needs yet."""
     _settle_runs(frame, roles)
     _settle_design(frame, roles)

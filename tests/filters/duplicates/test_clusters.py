@@ -8,9 +8,10 @@ import pytest
 
 from clipmill.filters import clusters
 from clipmill.filters.columns import unit_vectors
+from clipmill.manifests.arrays import Float32Array
 
 
-def directions(rows: int, width: int, seed: int = 0) -> clusters.Floats:
+def directions(rows: int, width: int, seed: int = 0) -> Float32Array:
     drawn = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 

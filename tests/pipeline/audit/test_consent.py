@@ -200,7 +200,7 @@ def test_files_were_not_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]
 )
 def test_rules_of_a_row(text: str | None, looked: str, let_in: str) -> None:
     refusing = frozenset({"noai", "robots_txt"})
-    row = consent.judged(text, looked, "x/1", refusing)
+    row = consent.signals_of(text, looked, "x/1", refusing)
     assert row.let_in == let_in in LET_IN
     assert row.refusing == ("noai" if let_in == "against_policy" else "")
 

@@ -20,7 +20,7 @@ from clipmill.manifests.columns import MASK
 from clipmill.manifests.records import Threshold
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.views import choose as choosing
-from clipmill.pipeline.views.choose import Part, map_units, uid_hashes
+from clipmill.pipeline.views.choose import RowBlock, map_units, uid_hashes
 from tests.support.chosen import choose, view
 
 SCHEMA = pa.schema(
@@ -82,12 +82,12 @@ class Parts:
         self.table, self.schema, self.rows = table, table.schema, table.num_rows
         self.unit_rows, self.units = unit_rows, -(-table.num_rows // unit_rows)
 
-    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
+    def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[RowBlock]:
         first = unit * self.unit_rows
         for row in range(first, min(first + self.unit_rows, self.rows), 2):
             size = min(2, first + self.unit_rows - row, self.rows - row)
             table = self.table.slice(row, size)
-            yield Part(
+            yield RowBlock(
                 table=table if columns is None else table.select(list(columns)),
                 first_row=row,
                 sizes={f"{row:05d}": size},

@@ -21,7 +21,7 @@ from clipmill.manifests.schema import FilterSpec, Rule
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring import scorer
 from clipmill.pipeline.views import files
-from clipmill.pipeline.views.choose import Part, stored_rows_of
+from clipmill.pipeline.views.choose import RowBlock, stored_rows_of
 from clipmill.pipeline.views.files import (
     JoinedColumns,
     ScoredColumns,
@@ -157,7 +157,9 @@ def test_a_large_pool_is_read_once_and_once_more_for_each_kind_of_number(
     reads: list[int] = []
     read = JoinedColumns._read_unit
 
-    def counted(self: JoinedColumns, unit: int, columns: Sequence[str] | None) -> Iterator[Part]:
+    def counted(
+        self: JoinedColumns, unit: int, columns: Sequence[str] | None
+    ) -> Iterator[RowBlock]:
         reads.append(unit)
         return read(self, unit, columns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from clipmill.verdict.tables.account import Account, ColumnRole, Count, MetricFacts, account_texts
+from clipmill.verdict.tables.account import Account, ColumnRole, LeftOut, MetricFacts, account_texts
 
 
 def column(name: str, role: str, reason: str = "its name") -> ColumnRole:
@@ -38,10 +38,10 @@ ACCOUNT = Account(
     ),
     rows=40,
     rows_used=38,
-    rows_left_out=(Count(reason="without an arm", number=2),),
+    rows_left_out=(LeftOut(reason="without an arm", number=2),),
     cells=114,
     cells_used=110,
-    cells_left_out=(Count(reason="empty", number=3), Count(reason="no number", number=1)),
+    cells_left_out=(LeftOut(reason="empty", number=3), LeftOut(reason="no number", number=1)),
 )
 
 

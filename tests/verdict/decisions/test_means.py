@@ -15,7 +15,7 @@ from clipmill.verdict.decide.exports import to_csv, to_latex, to_markdown, to_sv
 from clipmill.verdict.decide.page import decision_lines, render_decision
 from clipmill.verdict.decide.verdicts import Decision, Question, decide
 from clipmill.verdict.tables.reader import read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 from tests.support import commands
 
 PAIR = "method,acc_mean,acc_std,n_seeds\nold,0.711,0.021,4\nnew,0.752,0.012,4\n"
@@ -24,7 +24,7 @@ PAIR = "method,acc_mean,acc_std,n_seeds\nold,0.711,0.021,4\nnew,0.752,0.012,4\n"
 def decided(folder: Path, text: str, name: str = "means.csv", **told: object) -> Decision:
     path = folder / name
     path.write_text(text)
-    return decide(read_results([str(path)], Columns(**told)), Question())
+    return decide(read_results([str(path)], Options(**told)), Question())
 
 
 def refusals(decision: Decision) -> str:
@@ -217,7 +217,7 @@ def test_standard_errors_of_lm_eval_are_none_of_runs(tmp_path: Path) -> None:
     assert "stderr: over the test samples of one run, so no spread of runs" in decision.notes
     assert "every arm has one run" in refusals(decision)
     with pytest.raises(ValueError, match="no value has one"):
-        read_results([str(tmp_path)], Columns(runs=3, spread="sem"))
+        read_results([str(tmp_path)], Options(runs=3, spread="sem"))
 
 
 def test_a_column_with_a_spread_of_its_own_is_a_value(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from clipmill.verdict.measurements import Measurement as StudyRow
 from clipmill.verdict.measurements import Measurements
-from clipmill.verdict.tables.account import Count
+from clipmill.verdict.tables.account import LeftOut
 from clipmill.verdict.tables.reader import Results, read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 from tests.support.measurements import Measurement, rows_of
 
 LONG = [
@@ -52,7 +52,7 @@ def read(folder: Path, text: str | bytes, name: str = "runs.csv", **told: object
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_results([str(path)], Columns(**told))
+    return read_results([str(path)], Options(**told))
 
 
 def values(results: Results) -> dict[tuple[str, int, str], float]:
@@ -63,7 +63,7 @@ def role(results: Results, name: str) -> str:
     return next(one.role for one in results.account.columns if one.name == name)
 
 
-def counts(left_out: tuple[Count, ...]) -> dict[str, int]:
+def counts(left_out: tuple[LeftOut, ...]) -> dict[str, int]:
     return {one.reason: one.number for one in left_out}
 
 
@@ -159,7 +159,7 @@ def test_files_of_the_same_arms_are_scales_if_asked(tmp_path: Path) -> None:
     """As RegMix's losses: a file for each size, a row for each mixture."""
     for size in ("1m", "60m"):
         read(tmp_path, "index,pile_loss\n1,3.0\n2,2.5\n", f"loss_{size}.csv")
-    results = read_results([str(tmp_path)], Columns(names={"scale": ("file",)}))
+    results = read_results([str(tmp_path)], Options(names={"scale": ("file",)}))
     assert {(row.arm, results.scales[row.scale]) for row in rows_of(results)} == {
         (arm, size) for arm in ("1", "2") for size in ("loss_1m", "loss_60m")
     }

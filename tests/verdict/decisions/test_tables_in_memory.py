@@ -21,7 +21,7 @@ from clipmill.manifests import disk
 from clipmill.verdict.tables.forms import frame_of_bytes, frame_of_table
 from clipmill.verdict.tables.frames import Frame
 from clipmill.verdict.tables.reader import read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 
 ROOT = Path(__file__).parents[3]
 RUNS = ROOT / "examples/cifar10_120_runs.parquet"
@@ -43,7 +43,7 @@ TWICE = LONG.set_axis(["arm", "accuracy", "accuracy"], axis=1)
 
 def measured(frame: Frame, **told: Any) -> Any:
     """All that is read of a table, but for what its form is called."""
-    results = read_results([frame], Columns(**told))
+    results = read_results([frame], Options(**told))
     account = replace(results.account, form="")
     results = replace(results, notes=[n for n in results.notes if not n.startswith("header: ")])
     values = [(name, getattr(results, name)) for name in results.__dataclass_fields__]

@@ -13,7 +13,7 @@ from clipmill.manifests import disk
 from clipmill.verdict.decide.exports import COLUMNS, FAILURES
 from clipmill.verdict.decide.verdicts import Question, decide
 from clipmill.verdict.tables.reader import read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 from docs.tools import reference
 from tests.verdict.decisions.test_exports import two_tasks
 from tests.verdict.decisions.test_page import with_account
@@ -54,7 +54,7 @@ def test_every_key_of_the_json_is_documented_and_no_other_one(tmp_path: Path) ->
     runs = decide(read_results([str(ROOT / "examples/cifar10_120_runs.parquet")]), Question())
     pattern = r"(?P<arm>datacomp|commonpool)_(?P<scale>[sl])_(?P<arm2>\w+_)?s"
     scales = decide(
-        read_results([str(ROOT / "examples/datacomp_scales.csv")], Columns(pattern=pattern)),
+        read_results([str(ROOT / "examples/datacomp_scales.csv")], Options(pattern=pattern)),
         Question(noise=0.002),
     )
     keys: dict[str, set[str]] = defaultdict(set)
@@ -66,7 +66,7 @@ def test_every_key_of_the_json_is_documented_and_no_other_one(tmp_path: Path) ->
         for seed in range(3)
     ]
     blocks.write_text("\n".join(["arm,lr,seed,acc", *rows]))
-    crossed = decide(read_results([str(blocks)], Columns(names={"block": ("lr",)})), Question())
+    crossed = decide(read_results([str(blocks)], Options(names={"block": ("lr",)})), Question())
     summary = tmp_path / "means.csv"
     summary.write_text("arm,acc_mean,acc_std,n_runs\nraw,0.41,0.01,3\nb,0.45,0.01,3\n")
     means = decide(read_results([str(summary)]), Question())

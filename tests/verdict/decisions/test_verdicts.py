@@ -16,7 +16,7 @@ from clipmill.verdict.measurements import Measurement as StudyRow
 from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.tables.reader import Results, read_results
-from clipmill.verdict.tables.roles import Columns
+from clipmill.verdict.tables.roles import Options
 from tests.support import commands
 from tests.support.measurements import Measurement, results_of
 
@@ -310,7 +310,7 @@ DATACOMP = r"(?P<arm>datacomp|commonpool)_(?P<scale>[SCALES])_(?P<arm2>\w+_)?s"
 def test_datacomps_small_scale_decides_by_its_published_noise(
     task: str, noise: float, scales: str, expected: tuple[int, ...]
 ) -> None:
-    columns = Columns(pattern=DATACOMP.replace("SCALES", scales))
+    columns = Options(pattern=DATACOMP.replace("SCALES", scales))
     table = read_results([str(EXAMPLES / "datacomp_scales.csv")], columns)
     decision = decide(table, Question(task=task, noise=noise))
     (one,) = [
