@@ -27,7 +27,7 @@ from clipmill.verdict.conclusions import StudyResults
 from clipmill.verdict.pages.schema import ArmChanges, ConfusionChange, Disagreement, PartChange
 from clipmill.verdict.stats.analysis import comparable, differences, pair_noise, shared_noise
 from clipmill.verdict.stats.comparison import NO_PENALTY, Comparison, Penalty, dunnett_family
-from clipmill.verdict.stats.model import common_seeds
+from clipmill.verdict.stats.model import Values, common_seeds
 
 EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
 CONFUSIONS = 10
@@ -304,7 +304,7 @@ class PartDifferences:
         return replace(change, low=row.low, high=row.high, verdict=row.verdict)
 
     def _compare(self, members: Integers, penalty: Penalty) -> Iterable[Comparison]:
-        values: dict[str, dict[int, float]] = {}
+        values: Values = {}
         samples: dict[str, dict[int, list[Mask]]] = {}
         for arm, answers in self.answers.arms.items():
             of_seeds = dict(zip(answers.seeds, answers.correct[:, members], strict=True))

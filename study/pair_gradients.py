@@ -21,7 +21,7 @@ from clipmill.study.pair_groups import PairGroup, group_shares, read_groups
 from clipmill.study.results import Study
 from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats.groups import Estimate, parts_of_gain, spearman
-from clipmill.verdict.stats.model import fit_additive
+from clipmill.verdict.stats.model import Values, fit_additive
 
 METRIC = "logprob"  # of the right class: the metric that is differentiated
 FEWEST = 5  # arms whose order says something
@@ -168,7 +168,7 @@ def explain_by_gradients(
 
 def _rank_agreement(
     metric: str,
-    values: Mapping[str, Mapping[int, float]],
+    values: Values,
     shares: Mapping[str, FloatArray],
     *worths: FloatArray,
 ) -> RankAgreement:

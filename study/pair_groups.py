@@ -38,7 +38,7 @@ from clipmill.verdict.stats.groups import (
 )
 from clipmill.verdict.stats.groups import PairGroup as PairGroup
 from clipmill.verdict.stats.mixing import p_of_weights
-from clipmill.verdict.stats.model import AdditiveFit, fit_additive
+from clipmill.verdict.stats.model import AdditiveFit, Values, fit_additive
 
 JUDGES = 3  # one mixture of so many is held out
 CONFIRMING_SEEDS = 8
@@ -57,7 +57,7 @@ class GroupRuns:
     groups: tuple[PairGroup, ...]
     mixtures: tuple[str, ...]
     shares: dict[str, FloatArray]
-    values: dict[str, dict[int, float]]
+    values: Values
     metric: str
     unit: str
 

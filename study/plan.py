@@ -57,6 +57,7 @@ from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.stats.comparison import StudyNoise
 from clipmill.verdict.stats.groups import RUNS_PER_GROUP
 from clipmill.verdict.stats.mixing import SPARE_RUNS
+from clipmill.verdict.stats.model import Values
 
 # --------------------------------------------------------------------------------------------------
 # What can be known before anything is trained: settings, arms, the tasks' data, the pools.
@@ -522,7 +523,7 @@ def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | 
     fewer than two arms have two seeds in common.
     """
     task = primary_task(ablation)
-    values: dict[str, dict[int, float]] = {}
+    values: Values = {}
     for run in runs:
         metrics = None if stale_because(run) else finished_metrics(run, [task])
         if metrics is not None:

@@ -18,6 +18,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array
 from clipmill.manifests.metrics import METRICS
 from clipmill.verdict.stats.analysis import TaskScores
+from clipmill.verdict.stats.model import Values
 
 RunKey = tuple[str, int]  # arm, seed
 SCHEMA = pa.schema(
@@ -121,9 +122,9 @@ class Measurements:
         values: list[float] = self.table["value"].to_numpy().tolist()  # NaN for NULL
         return values
 
-    def values(self, task: str, metric: str) -> dict[str, dict[int, float]]:
+    def values(self, task: str, metric: str) -> Values:
         """{arm: {seed: value}} of the runs that have the metric; NaN where it is no number."""
-        values: dict[str, dict[int, float]] = {}
+        values: Values = {}
         for (arm, seed), row in self._places.get((task, metric), {}).items():
             values.setdefault(arm, {})[seed] = self._values[row]
         return values

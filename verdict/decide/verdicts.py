@@ -23,6 +23,7 @@ from clipmill.verdict.stats.analysis import (
     mean_sd,
 )
 from clipmill.verdict.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
+from clipmill.verdict.stats.model import Values
 from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
 from clipmill.verdict.stats.signals import MetricSignal, metric_signals
 from clipmill.verdict.tables.account import Account, MetricFacts, first_names, is_guess
@@ -62,7 +63,6 @@ OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 LEAST_ALIKE = 3  # different values of a task that another one repeats
 WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
 _names = partial(first_names, most=3)  # names in a sentence
-Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +125,12 @@ class Decision:
     metric: str
     scale: str
     result: TaskResult
-    values: Runs
+    values: Values
     means: dict[str, dict[str, ArmScore]] | None
     paired: bool
     runs: dict[int, str]
     tasks: dict[str, TaskResult]
-    task_values: dict[str, Runs]
+    task_values: dict[str, Values]
     signals: tuple[MetricSignal, ...]
     scales: tuple[ScaleDecision, ...]
     effect: float | None
@@ -162,10 +162,10 @@ class _Table:
     blocks: Mapping[int, int]
     names: Mapping[int, str]
 
-    def runs(self, key: Key, scale: float) -> Runs:
+    def runs(self, key: Key, scale: float) -> Values:
         """{arm: {run: value}} of a metric at a scale."""
         places = self.by_key.get(key, {}).get(scale)
-        runs: Runs = {}
+        runs: Values = {}
         if places is None:
             return runs
         r = self.results
@@ -251,7 +251,7 @@ def decide(results: Results, question: Question) -> Decision:
     if from_means and (of_averages := [task for task in there if task in averages]):
         there = of_averages
     first = there[0] if results.named_tasks else _first_that_varies(
-        there, lambda task: [_plain_runs(tables[task].values)]
+        there, lambda task: [tables[task].values]
     )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
@@ -303,9 +303,7 @@ def decide(results: Results, question: Question) -> Decision:
         paired=table.groups is None,
         runs=dict(table.names),
         tasks=analysis.tasks,
-        task_values={}
-        if from_means
-        else {task: _plain_runs(tables[task].values) for task in analysis.tasks},
+        task_values={} if from_means else {task: tables[task].values for task in analysis.tasks},
         signals=() if from_means else _signals(table, largest, facts, arms_out, question),
         scales=_scale_decisions(
             table, chosen, largest, facts, question, result.task, can_average, averages, arms_out
@@ -617,7 +615,7 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
     return chosen
 
 
-def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[Runs]]) -> str:
+def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[Values]]) -> str:
     """The likeliest headline; of names that are none, one that differs between runs of an arm."""
     ordered = sorted(names, key=_headline_place)
     for name in ordered[:MOST_HEADLINES]:
@@ -979,7 +977,7 @@ def _scores(
 
 
 def _samples_of(
-    table: _Table, key: Key, scale: float, values: Runs
+    table: _Table, key: Key, scale: float, values: Values
 ) -> dict[str, dict[int, tuple[Array]]]:
     """Values per sample, where the table has them. ValueError where they are not those of the
     value, or of other samples than those of another run.
@@ -1181,10 +1179,6 @@ def _analysis(
     )  # fmt: skip
 
 
-def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
-    return {arm: dict(own) for arm, own in values.items()}
-
-
 def _without_runs(scores: TaskScores) -> TaskScores:
     """The scores of a table that is not fitted."""
     return replace(scores, values={}, samples={})
@@ -1216,7 +1210,7 @@ def _thin(of_tasks: Mapping[str, TaskScores]) -> str:
 
 
 def _refusals(
-    values: Runs, result: TaskResult, baseline: str, arms: Sequence[str],
+    values: Values, result: TaskResult, baseline: str, arms: Sequence[str],
     of_tasks: Mapping[str, TaskScores], are_means: bool, missing: str,
     means: Mapping[str, ArmScore],
 ) -> list[str]:  # fmt: skip
@@ -1285,7 +1279,7 @@ def _refusals(
     return refusals
 
 
-def _runs_without_a_task(of_tasks: Mapping[str, TaskScores], values: Runs) -> list[str]:
+def _runs_without_a_task(of_tasks: Mapping[str, TaskScores], values: Values) -> list[str]:
     """A note on the runs that an average leaves out, since a task of theirs is missing."""
     lacking = []
     for arm, kept in values.items():
@@ -1312,7 +1306,7 @@ def _nothing_varies(result: TaskResult) -> TaskResult:
     return replace(result, comparisons=silent)
 
 
-def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
+def _sampling(result: TaskResult, values: Values, samples: int) -> float | None:
     """1.96 standard errors of a difference of two shares on `samples` samples each."""
     means = [float(np.mean(list(runs.values()))) for runs in values.values() if runs]
     if result.unit != "share" or not samples or not means:
@@ -1321,7 +1315,7 @@ def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
     return 1.96 * math.sqrt(2 * p * (1 - p) / samples)
 
 
-def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]:
+def _small_test_set(result: TaskResult, values: Values, samples: int) -> list[str]:
     """A note where the test samples alone leave more to a difference than the intervals over seeds,
     and no values per sample say how much the arms share.
     """
@@ -1339,7 +1333,7 @@ def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]
     ]
 
 
-def _wide_arm(values: Runs, paired: bool) -> list[str]:
+def _wide_arm(values: Values, paired: bool) -> list[str]:
     """A note on an arm whose spread is far above that of all others, and widens their intervals.
 
     paired: runs of one seed are compared, so what they share is no spread.
@@ -1453,7 +1447,7 @@ def _scale_decisions(
     singles = [key for key in singles if set(scales) <= table.by_key.get(key, {}).keys()]
     first = (headline, chosen.get(headline, ""))
     order = dict.fromkeys([first, (AVERAGE, ""), *chosen.items(), *table.by_key])
-    columns: dict[Column, dict[float, Runs]] = {}
+    columns: dict[Column, dict[float, Values]] = {}
     for key in [key for key in order if key in table.by_key][: MOST_SIGNALS + len(singles)]:
         columns[key] = {}
         for scale in table.by_key[key]:

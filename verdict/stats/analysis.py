@@ -213,11 +213,11 @@ def add_drawing(over_seeds: Spread, samples: SampleNoise) -> Spread:
     return Spread(*satterthwaite([(over_seeds.variance, over_seeds.df), (samples.drawing, df)]))
 
 
-def average_values(tables: Sequence[Values]) -> dict[str, dict[int, float]]:
+def average_values(tables: Sequence[Values]) -> Values:
     """Means over tasks of the runs that have a value in every task: a run number is one run in all
     tasks.
     """
-    rows: dict[str, dict[int, float]] = {}
+    rows: Values = {}
     for arm in tables[0]:
         seeds = set(tables[0][arm])
         for table in tables[1:]:
@@ -287,8 +287,8 @@ def _grouped_tasks(
     means = _in_order(average_values([{arm: of[arm] for arm in pair} for of in tables]), groups)
     of_tasks, square, df, factor = [], 0.0, 0, 0.0
     for values in tables:
-        own: dict[str, dict[int, float]] = {}
-        rest: dict[str, dict[int, float]] = {}
+        own: Values = {}
+        rest: Values = {}
         for arm, of_arm in means.items():
             own[arm] = {run: values[arm][run] for run in of_arm}
             rest[arm] = {run: values[arm][run] - mean for run, mean in of_arm.items()}
@@ -827,7 +827,7 @@ def _analyse_table(
             known,
             # as many runs of two equal arms tell a difference as well
             seeds=max(LEAST_RUNS, round(np.median([one.weights.sum() for one in layouts]))),
-            is_paired=not any(sum(one.df_within) for one in layouts),
+            paired=not any(sum(one.df_within) for one in layouts),
         )
     of_baseline = values.get(design.baseline, {})
     result = TaskResult(

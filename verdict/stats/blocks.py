@@ -110,7 +110,7 @@ def interaction(
     from scipy.stats import f as fisher
     from scipy.stats import t as student
 
-    parts: dict[int, dict[str, dict[int, float]]] = {}
+    parts: dict[int, Values] = {}
     block_of_group: dict[int, int] = {}
     for arm, of_arm in values.items():
         for run, value in of_arm.items():

@@ -292,7 +292,7 @@ class StudyNoise:
     """The noise of runs, from which follows what they can see and what more would cost.
 
     run_sd: standard deviation of one run's residual; df: its degrees of freedom, which grow with
-    the seeds. arms: those compared with the baseline. seeds: runs of each arm; is_paired: by seed.
+    the seeds. arms: those compared with the baseline. seeds: runs of each arm; paired: by seed.
     floor_sd: what the samples leave of run_sd at least; its df is infinite. drawing: variance of a
     difference from drawing other samples, and its df. alpha: the error of all comparisons together.
     ValueError for fewer than 2 seeds or a negative SD.
@@ -305,7 +305,7 @@ class StudyNoise:
     floor_sd: float = 0.0
     drawing: tuple[float, float] = (0.0, math.inf)
     alpha: float = ALPHA
-    is_paired: bool = True
+    paired: bool = True
 
     def __post_init__(self) -> None:
         if self.seeds < 2:
@@ -320,8 +320,8 @@ class StudyNoise:
         them gives.
         """
         arms, seeds, family = self.arms, self.seeds, Family(self.arms)
-        own_df = (arms if self.is_paired else arms + 1) * (seeds - 1)
-        raised = typical_raise(arms, seeds, others=self.df > own_df, paired=self.is_paired) ** 2
+        own_df = (arms if self.paired else arms + 1) * (seeds - 1)
+        raised = typical_raise(arms, seeds, others=self.df > own_df, paired=self.paired) ** 2
         of_runs, of_floor = 2 * self.run_sd**2 * raised / seeds, 2 * self.floor_sd**2 / seeds
         figures = []
         for part in ((of_runs, self.df), (of_floor, math.inf)):

@@ -19,7 +19,7 @@ from clipmill.manifests.arrays import Array
 # is paired; several groups are blocks, with one run of an arm in each or with replicates.
 
 
-Values = Mapping[str, Mapping[int, float]]  # {arm: {run: value}}; cells may be missing
+Values = dict[str, dict[int, float]]  # {arm: {run or seed: value}}; cells may be missing
 RunGroups = Mapping[int, int]  # {run: its group}, for all arms
 
 NULL_SPACE = 1e-10  # an eigenvalue this small beside the largest is rounding

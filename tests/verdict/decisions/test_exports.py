@@ -18,8 +18,9 @@ from clipmill.manifests.text import is_printable, printable
 from clipmill.verdict import wording
 from clipmill.verdict.decide.exports import COLUMNS, failed, to_csv, to_latex, to_markdown, to_svg
 from clipmill.verdict.decide.page import arm_rows, decision_lines, headline
-from clipmill.verdict.decide.verdicts import Decision, Question, Runs, decide
+from clipmill.verdict.decide.verdicts import Decision, Question, decide
 from clipmill.verdict.stats.analysis import mean_sd
+from clipmill.verdict.stats.model import Values
 from clipmill.verdict.tables.account import Account
 from tests.support.measurements import Measurement, results_of
 from tests.verdict.decisions.test_account import ACCOUNT, facts
@@ -48,7 +49,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 class ReadWithRuns(Read):
     """A decision that has the runs of all tasks."""
 
-    task_values: dict[str, Runs]
+    task_values: dict[str, Values]
 
 
 def hostile() -> Decision:
@@ -212,7 +213,7 @@ def test_latex_finds_no_command_in_a_name(names: list[str]) -> None:
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def with_runs(decision: Decision, account: Account, **values: Runs) -> ReadWithRuns:
+def with_runs(decision: Decision, account: Account, **values: Values) -> ReadWithRuns:
     read = with_account(decision, account)
     fields = {one.name: getattr(read, one.name) for one in dataclasses.fields(read)}
     return ReadWithRuns(**{**fields, "task_values": values})

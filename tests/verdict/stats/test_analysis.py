@@ -712,7 +712,7 @@ def test_the_power_of_a_single_group_has_its_degrees_of_freedom() -> None:
         band=0.01,
         groups=dict.fromkeys(range(4), 0),
     )
-    expected = StudyNoise(run_sd=1.0, seeds=4, arms=2, df=9.0, is_paired=False)
+    expected = StudyNoise(run_sd=1.0, seeds=4, arms=2, df=9.0, paired=False)
     known = result.noises["t"]
     assert known is not None
     assert known.smallest_visible() == pytest.approx(expected.smallest_visible(), rel=1e-9)
