@@ -179,6 +179,12 @@ LINES = (
         settings={"model": "ViT-B-32", "batch_size": 24576, "init": "open_clip:ViT-B-32/openai"},
     ),
     Line(
+        source="openai/CLIP#284",
+        why="a checkpoint of Lightning in this folder is a file, and no name of open_clip's",
+        line=f"{TARS} --model ViT-B-32 --warmup 5 --pretrained last.ckpt",
+        settings={"init": "last.ckpt"},
+    ),
+    Line(
         source="goel-shashank/CyCLIP#2",
         why="a line of another program is called one",
         line="python -m main --name exp1 --train_data cc.csv --validation_data v.csv --distributed",

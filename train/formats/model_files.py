@@ -34,6 +34,7 @@ from clipmill.manifests.preprocess import Preprocess
 from clipmill.train.formats import hf, open_clip_files
 from clipmill.train.model.architecture import (
     OPEN_CLIP,
+    WEIGHTS_SUFFIXES,
     ModelConfig,
     OpenClipConfig,
     model_of_settings,
@@ -43,7 +44,6 @@ from clipmill.train.model.open_clip_model import AnyModel, build_model, without_
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
 FORMATS: dict[str, Callable[[AnyModel, str], object]] = {

@@ -174,6 +174,7 @@ def trained_blocks(layers: int, groups: int | None) -> int:
 # are read, and open_clip is not imported.
 
 
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")  # of files of weights
 OPEN_CLIP = "open_clip:"  # before a name or file: open_clip's own module, also for a ViT like ours
 SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0  # where the sigmoid loss starts (Zhai et al. 2023)
 CLEAN = {"lower", "whitespace", "canonicalize"}  # what open_clip's CLIP tokenizer does to a text

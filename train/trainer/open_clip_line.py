@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.data.blends import stream_of
+from clipmill.train.model.architecture import WEIGHTS_SUFFIXES
 
 MODULES = ("open_clip_train.main", "training.main", "main.py")  # ends of the word that starts it
 LAUNCHERS = {  # of torchrun and srun
@@ -336,7 +337,7 @@ def _weights(flags: Mapping[str, str], model: str, notes: list[str]) -> dict[str
     source = flags.get("pretrained", "")
     if not source:
         return {}
-    is_file = "/" in source or source.endswith((".pt", ".bin", ".safetensors"))
+    is_file = "/" in source or source.endswith(WEIGHTS_SUFFIXES)
     return {"init": source if is_file else f"open_clip:{model}/{source}"}
 
 
