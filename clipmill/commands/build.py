@@ -270,7 +270,7 @@ def print_end(options: Options, built: builds.Built) -> int:
 
 def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[str]:
     """The last lines of a build: the pool, what it holds, the next command."""
-    out = options.folder
+    out = disk.shown_path(options.folder)
     folder = shlex.quote(out)
     state = "" if totals["changed"] else " (it was complete already; nothing was done)"
     lines = [f"the pool is {out}{state}"]
@@ -293,4 +293,4 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
     kinds = {"tokens": "tokens", **{spec.name: spec.kind or spec.name for spec in recipe.filters}}
     if not any(kinds.get(name) == "tokens" for name in scored):
         following = f"next: clipmill score {folder} --filters tokens (training needs it)"
-    return [*lines, following, f"or:   clipmill audit verify {folder}"]
+    return [*lines, following, f"or:   clipmill look {folder}, clipmill audit verify {folder}"]
