@@ -369,7 +369,10 @@ def carry_out(out: str, minutes: float, of_runs: float, as_json: bool) -> int:
     report, stored = layout.report, disk.read_json(layout.recipe_json("pictures"))["fetch"]
     kept = disk.join(out, "kept", "clip50.csv")
     export = ["export", disk.shown_path(pool), "clip50", "--to", disk.shown_path(kept)]
-    verdict = disk.read_json(layout.results_json)["verdict"].split("\n")
+    results = disk.read_json(layout.results_json)
+    verdict = results["verdict"].split("\n")
+    if len(next(iter(results["tasks"].values()))["comparisons"]) == 1:
+        del verdict[1]  # of one arm the headline says the same
     console.show(
         "",
         *(line for line in verdict if line != MORE_SEEDS),  # below in the words of a try
