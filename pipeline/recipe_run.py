@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ from clipmill.pipeline.audit.row_index import extend_row_index
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.parts import part_totals, read_parts, top_reasons
 from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import Report, Stage
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
 from clipmill.pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
 from clipmill.pipeline.fetch.download import Downloader
@@ -57,6 +57,7 @@ STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # network. 25 MB each.
 CONCURRENT_SHARDS = 6
 TRANSIENT_SHARE = 0.1  # of the rows lost for reasons that may pass: more is worth a warning
+Failed = Mapping[str, str]  # {task: reason} of tasks that ended without an outcome
 logger = logging.getLogger(__name__)
 
 
@@ -82,15 +83,11 @@ def build(
 
 
 class Build:
-    """A build under the lease of its pool. A stage returns {task: reason} of tasks that ended
-    without an outcome.
-    """
+    """A build under the lease of its pool, and what it can do in a stage: see ROUTES."""
 
     def __init__(self, recipe: Recipe, out: PoolWriter, engine: Engine, retry: str | None) -> None:
         self.recipe, self.out, self.pool = recipe, out, out.pool
         self.engine, self.retry = engine, retry
-        self.is_adopted = SOURCES[recipe.source.kind].images == "tars"
-        self.is_locked = rebuild.is_locked(recipe)
         self._commits: Commits | None = None
 
     @property
@@ -104,16 +101,17 @@ class Build:
         """The stages up to `until`; returns what `build` does."""
         pool, layout = self.pool, self.out.layout
         _refuse_other_source(pool, self.recipe)
+        check_not_locked(pool, self.recipe)
         before = _finished_state(pool)
         seconds: dict[str, float] = {}
         failed: dict[str, str] = {}
-        stages = zip(
-            STAGES, (self.crawl, self.plan, self.fetch, self.score, self.choose), strict=True
-        )
-        for name, stage in islice(stages, STAGES.index(until) + 1):
+        is_locked = rebuild.is_locked(self.recipe)
+        is_tars = SOURCES[self.recipe.source.kind].images == "tars"
+        route = ROUTES["lock" if is_locked else "tars" if is_tars else "source"]
+        for name, stage in islice(zip(STAGES, route, strict=True), STAGES.index(until) + 1):
             started = time.monotonic()
             self.out.check()
-            failed |= stage()
+            failed |= stage(self)
             seconds[name] = round(time.monotonic() - started, 2)
             logger.info("%s took %.1f s", name, seconds[name])
             if failed:
@@ -127,73 +125,68 @@ class Build:
             totals = dict(disk.to_plain(document))
             if warning := transient_warning(totals):
                 logger.warning("%s", warning)
-        if self.is_locked and disk.exists(layout.drift_json):
+        if is_locked and disk.exists(layout.drift_json):
             totals["drift"] = disk.read_json(layout.drift_json)
         return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
 
-    def crawl(self) -> Mapping[str, str]:
-        check_not_locked(self.pool, self.recipe)
-        if self.is_adopted or self.is_locked:
-            return {}
-        source = self.recipe.source
-        return dict(crawler.crawl(source, self.out, self.engine)["failed"])
+    # --- crawl and plan ---------------------------------------------------------------------------
 
-    def plan(self) -> Mapping[str, str]:
-        if self.is_adopted:
-            return {}
-        failed: Mapping[str, str] = {}
-        if self.is_locked:
-            write_lock_plan(self.out, self.recipe)
-        else:
-            failed = write_plan(self.out, self.recipe, engine=self.engine)
+    def crawl(self) -> Failed:
+        return dict(crawler.crawl(self.recipe.source, self.out, self.engine)["failed"])
+
+    def nothing(self) -> Failed:
+        return {}
+
+    def plan(self) -> Failed:
+        return self._plan_retries(write_plan(self.out, self.recipe, engine=self.engine))
+
+    def plan_lock(self) -> Failed:
+        write_lock_plan(self.out, self.recipe)
+        return self._plan_retries({})
+
+    def _plan_retries(self, failed: Failed) -> Failed:
         if self.retry and not failed:
-            failed = add_retries(self.out, self.recipe, engine=self.engine)
+            return add_retries(self.out, self.recipe, engine=self.engine)
         return failed
 
-    def fetch(self) -> Mapping[str, str]:
-        pool, recipe = self.pool, self.recipe
-        remove_uncommitted(pool)
-        job = ShardJob(out=self.out, recipe=recipe)
-        if self.is_adopted:
-            stage = Stage(name="adopt", work=adopt_tars, job=job, measure=measure_commit)
-            records = self.commits.records()
-            adopted = {record.tar: int(record.shard) for record in records if record.adopted}
-            tar_list = tar_tickets(recipe.source, adopted)
-            check_adopted(pool, recipe.source, tar_list)
-            tars = {ticket.id: str(ticket.payload.tar) for ticket in tar_list}
-            failed = self._add_shards(stage, lambda _: tar_list).failed
-            return {tars[ticket]: reason for ticket, reason in failed.items()}
-        plan = read_plan(pool)
-        if recipe.fetch.engine == "img2dataset":
-            stage = img2dataset_stage(job)
-        else:
-            if SOURCES[recipe.source.kind].images == "rows":
-                job = replace(job, contents=crawler.contents_of_rows(pool, recipe.source))
-            stage = Stage(
-                name="fetch",
-                work=Downloader,
-                job=job,
-                on_ray=replace(job, decoders=1),  # a worker for each core; each decodes in one
-                concurrency=CONCURRENT_SHARDS,
-                measure=measure_commit,
-            )
+    # --- fetch ------------------------------------------------------------------------------------
 
-        def tickets(commits: Commits) -> Any:
+    def adopt(self) -> Failed:
+        remove_uncommitted(self.pool)
+        source = self.recipe.source
+        records = self.commits.records()
+        adopted = {record.tar: int(record.shard) for record in records if record.adopted}
+        tickets = tar_tickets(source, adopted)
+        check_adopted(self.pool, source, tickets)
+        tars = {ticket.id: str(ticket.payload.tar) for ticket in tickets}
+        job = ShardJob(out=self.out, recipe=self.recipe)
+        stage = Stage(name="adopt", work=adopt_tars, job=job, measure=measure_commit)
+        failed = self._add_shards(stage, lambda _: tickets)
+        return {tars[ticket]: reason for ticket, reason in failed.items()}
+
+    def fetch(self) -> Failed:
+        remove_uncommitted(self.pool)
+        plan = read_plan(self.pool)
+
+        def tickets(commits: Commits) -> Tickets:
             is_committed = np.zeros(len(plan), dtype=bool)
             is_committed[commits.shards[commits.shards < len(plan)]] = True
             count = int(is_committed.sum())
             logger.info("%d of %d shards are committed already", count, len(plan))
             return plan.tickets(np.flatnonzero(~is_committed))
 
-        failed = self._add_shards(stage, tickets).failed
-        if self.is_locked:
-            drift = write_drift(self.out, self.commits, lock_of(recipe))
-            if not self.commits.totals.stored:  # the build ends here: say it now
-                for line in drift_lines(drift):
-                    logger.warning("%s", line)
+        job = ShardJob(out=self.out, recipe=self.recipe)
+        return self._add_shards(FETCHES[self.recipe.fetch.engine](job), tickets)
+
+    def fetch_lock(self) -> Failed:
+        failed = self.fetch()
+        drift = write_drift(self.out, self.commits, lock_of(self.recipe))
+        if not self.commits.totals.stored:  # the build ends here: say it now
+            for line in drift_lines(drift):
+                logger.warning("%s", line)
         return failed
 
-    def _add_shards(self, stage: Stage, tickets: Callable[[Commits], Any]) -> Report:
+    def _add_shards(self, stage: Stage, tickets: Callable[[Commits], Iterable[Ticket]]) -> Failed:
         """Run a stage that commits shards; its tickets depend on what is committed already."""
         self._commits = None  # it would be in memory twice
         with IndexWriter(self.pool, check=self.out.check) as index:
@@ -203,21 +196,26 @@ class Build:
             )
         self._commits = index.commits
         extend_row_index(self.out, index.commits)
-        return report
+        return report.failed
 
-    def score(self) -> Mapping[str, str]:
+    # --- score and choose -------------------------------------------------------------------------
+
+    def score(self) -> Failed:
         if not self.recipe.filters:
             return {}
         specs = filter_specs(self.recipe, [], {})
         return dict(score(self.out, specs, engine=self.engine, commits=self.commits)["failed"])
 
-    def choose(self) -> Mapping[str, str]:
-        if self.recipe.views or not self.is_locked:
-            hashed = self.commits.totals.stored <= HASHED_ROWS
-            choose_views(self.out, self.recipe, commits=self.commits, hashed=hashed)
-        if self.is_locked:
-            own = [view.name for view in self.recipe.views]
-            write_locked_views(self.out, self.commits, lock_of(self.recipe), own)
+    def choose(self) -> Failed:
+        hashed = self.commits.totals.stored <= HASHED_ROWS
+        choose_views(self.out, self.recipe, commits=self.commits, hashed=hashed)
+        return {}
+
+    def choose_lock(self) -> Failed:
+        if self.recipe.views:
+            self.choose()
+        own = [view.name for view in self.recipe.views]
+        write_locked_views(self.out, self.commits, lock_of(self.recipe), own)
         return {}
 
     def _refuse_no_rows(self, stage: str) -> None:
@@ -237,6 +235,30 @@ class Build:
         if "private_address" in losses:
             losses += "; fetch.allow_private: true permits addresses that are not public"
         raise ValueError(f"{problem}: {losses or 'no row was lost, there was none'}")
+
+
+def download_stage(job: ShardJob) -> Stage:
+    """The stage that fetches or reads the images of a plan in this program."""
+    source = job.recipe.source
+    if SOURCES[source.kind].images == "rows":
+        job = replace(job, contents=crawler.contents_of_rows(job.out.pool, source))
+    return Stage(
+        name="fetch",
+        work=Downloader,
+        job=job,
+        on_ray=replace(job, decoders=1),  # a worker for each core; each decodes in one child
+        concurrency=CONCURRENT_SHARDS,
+        measure=measure_commit,
+    )
+
+
+# What a build does in each of STAGES, by where the pairs come from; and by fetch.engine.
+ROUTES: dict[str, tuple[Callable[[Build], Failed], ...]] = {
+    "source": (Build.crawl, Build.plan, Build.fetch, Build.score, Build.choose),
+    "lock": (Build.nothing, Build.plan_lock, Build.fetch_lock, Build.score, Build.choose_lock),
+    "tars": (Build.nothing, Build.nothing, Build.adopt, Build.score, Build.choose),
+}
+FETCHES = {"clipmill": download_stage, "img2dataset": img2dataset_stage}
 
 
 def transient_warning(totals: Mapping[str, Any]) -> str | None:
