@@ -85,16 +85,17 @@ def obedient(job: dict[str, Any]) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         note(job, "begin", ticket.group, ticket.id, str(os.getpid()))
-        time.sleep(ticket.payload.get("sleep", 0))
+        asked = ticket.payload or {}
+        time.sleep(asked.get("sleep", 0))
         once = Path(f"{job['log']}.{ticket.id}")
-        if "once" in ticket.payload and once.exists():
+        if "once" in asked and once.exists():
             return {"tries": 2}
         once.touch()
-        if ticket.payload.get("do") == "raise":
+        if asked.get("do") == "raise":
             raise KeyError("no such thing")
-        if ticket.payload.get("do") == "die":
+        if asked.get("do") == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if ticket.payload.get("do") == "return a set":
+        if asked.get("do") == "return a set":
             return {"set": {1, 2}}
         note(job, "end", ticket.group, ticket.id, str(os.getpid()))
         return {"id": ticket.id, "pair": (1, 2)}
