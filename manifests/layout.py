@@ -160,9 +160,12 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """The files of a pool."""
+    """The files of a pool. As a text it is the folder."""
 
     root: str
+
+    def __str__(self) -> str:
+        return self.root
 
     @property
     def pool_json(self) -> str:

@@ -100,9 +100,9 @@ class Build:
     def run(self, until: str) -> dict[str, Any]:
         """The stages up to `until`; returns what `build` does."""
         pool, layout = self.pool, self.out.layout
-        _refuse_other_source(pool, self.recipe)
+        _refuse_other_source(layout, self.recipe)
         check_not_locked(pool, self.recipe)
-        before = _finished_state(pool)
+        before = _finished_state(layout)
         seconds: dict[str, float] = {}
         failed: dict[str, str] = {}
         is_locked = rebuild.is_locked(self.recipe)
@@ -127,7 +127,7 @@ class Build:
                 logger.warning("%s", warning)
         if is_locked and disk.exists(layout.drift_json):
             totals["drift"] = disk.read_json(layout.drift_json)
-        return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
+        return {**totals, "failed": failed, "changed": _finished_state(layout) != before}
 
     # --- crawl and plan ---------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Build:
     # --- fetch ------------------------------------------------------------------------------------
 
     def adopt(self) -> Failed:
-        remove_uncommitted(self.pool)
+        remove_uncommitted(self.out.layout)
         source = self.recipe.source
         records = self.commits.records()
         adopted = {record.tar: int(record.shard) for record in records if record.adopted}
@@ -165,7 +165,7 @@ class Build:
         return {tars[ticket]: reason for ticket, reason in failed.items()}
 
     def fetch(self) -> Failed:
-        remove_uncommitted(self.pool)
+        remove_uncommitted(self.out.layout)
         plan = read_plan(self.pool)
 
         def tickets(commits: Commits) -> Tickets:
@@ -220,7 +220,7 @@ class Build:
 
     def _refuse_no_rows(self, stage: str) -> None:
         """ValueError with the reasons where a stage left nothing for the next one."""
-        parts = read_parts(self.pool) if stage == "crawl" else []
+        parts = read_parts(self.out.layout) if stage == "crawl" else []
         counts = part_totals(parts) if len(parts) else {"pairs": None}
         if counts["pairs"] == 0:
             problem = (
@@ -241,7 +241,7 @@ def download_stage(job: ShardJob) -> Stage:
     """The stage that fetches or reads the images of a plan in this program."""
     source = job.recipe.source
     if SOURCES[source.kind].images == "rows":
-        job = replace(job, contents=crawler.contents_of_rows(job.out.pool, source))
+        job = replace(job, contents=crawler.contents_of_rows(job.out.layout, source))
     return Stage(
         name="fetch",
         work=Downloader,
@@ -325,24 +325,24 @@ def check_recipe(
             check_filter(spec, scored=scored)
 
 
-def _refuse_other_source(pool: str, recipe: Recipe) -> None:
+def _refuse_other_source(layout: PoolLayout, recipe: Recipe) -> None:
     """ValueError, before anything is written, where a pool was built from another source, or was
     begun from one and is not far enough to have its recipe.
     """
-    reader.refuse_other_source(pool, recipe)
-    pairs = disk.list_names(PoolLayout(pool).pairs, ".parquet")
-    begun_with_pairs = is_planned(pool) or bool(pairs)
+    reader.refuse_other_source(layout.root, recipe)
+    pairs = disk.list_names(layout.pairs, ".parquet")
+    begun_with_pairs = is_planned(layout.root) or bool(pairs)
     is_tars = SOURCES[recipe.source.kind].images == "tars"
     begun = ""
     if is_tars and begun_with_pairs:
         begun = "was begun from a source of pairs"
-    elif not is_tars and not begun_with_pairs and disk.exists(PoolLayout(pool).shards):
-        records = read_commits(pool).records()
+    elif not is_tars and not begun_with_pairs and disk.exists(layout.shards):
+        records = read_commits(layout.root).records()
         if any(record.adopted for record in islice(records, 1)):
             begun = "was begun from tars that exist already"
     if begun:
         raise ValueError(
-            f"{pool} {begun}, and recipe {recipe.name!r} has a source of kind "
+            f"{layout} {begun}, and recipe {recipe.name!r} has a source of kind "
             f"{recipe.source.kind}: build it into another folder"
         )
 
@@ -362,9 +362,9 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
         filter_.check()
 
 
-def _finished_state(pool: str) -> dict[str, Any] | None:
+def _finished_state(layout: PoolLayout) -> dict[str, Any] | None:
     """pool.json without times; None where there is none, or a damaged one."""
-    path = PoolLayout(pool).pool_json
+    path = layout.pool_json
     if not disk.exists(path):
         return None
     try:

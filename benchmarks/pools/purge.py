@@ -90,7 +90,7 @@ def write_pairs(pool: str, rows: int) -> None:
             "parts": rows // PART_ROWS, "bytes": table.nbytes, "uids": digest.hexdigest(),
         }  # fmt: skip
         disk.write_parquet(PoolLayout(pool).pairs_part(part), table, metadata)
-    write_parts(pool)
+    write_parts(PoolLayout(pool))
 
 
 def write_shard(pool: str, shard: PlannedShard) -> Any:

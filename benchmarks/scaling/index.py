@@ -76,9 +76,9 @@ def records(first: int, count: int) -> pa.Table:
 def write_index(pool: str, count: int) -> Commits:
     """A closed index of `count` shards."""
     starts = range(0, count, FILE_ROWS)
-    files = [write_file(pool, records(at, min(FILE_ROWS, count - at))) for at in starts]
+    files = [write_file(PoolLayout(pool), records(at, min(FILE_ROWS, count - at))) for at in starts]
     document = IndexDocument(version=INDEX_VERSION, closed=False, files=tuple(files), shards=count)
-    write_document(pool, document)
+    write_document(PoolLayout(pool), document)
     disk.local_path(PoolLayout(pool).shards).mkdir(parents=True, exist_ok=True)
     for shard in range(count):  # a writer lists them; it reads none of those that it has
         disk.local_path(PoolLayout(pool).commit_record(shard)).touch()
@@ -130,7 +130,7 @@ def update_index(folder: Path, count: int) -> None:
         for shard in range(count, count + 1000):
             disk.remove(PoolLayout(index.pool).commit_record(shard))
         index.forget(range(count, count + 1000))
-    document = read_index_document(str(folder))
+    document = read_index_document(PoolLayout(str(folder)))
     assert document is not None
     assert document.shards == count
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.crawl import crawler
 from clipmill.pipeline.crawl.parts import write_parts
@@ -45,7 +46,7 @@ def prepare(folder: Path, count: int) -> None:
             "links": len(rows), "pairs": len(rows), "damaged_records": 0, "reasons": {},
             "examples": {}, "source_id": str(part), "content": {}, "wat": f"{part}",
         }  # fmt: skip
-        path = disk.local_path(crawler.extracted(str(folder), part))
+        path = disk.local_path(crawler.extracted(PoolLayout(str(folder)), part))
         path.parent.mkdir(parents=True, exist_ok=True)
         table = table.replace_schema_metadata(disk.with_metadata(PAIRS, metadata).metadata)
         pq.write_table(table, path, compression="lz4")
@@ -79,7 +80,7 @@ def deduplicate(folder: Path, count: int) -> None:
     ids = [str(part) for part in range(count // ROWS_PER_PART)]
     counts = np.full(len(ids), ROWS_PER_PART)
     assert crawler.commit(str(folder), ids, {}, "inline", counts=counts) == {}
-    write_parts(str(folder))
+    write_parts(PoolLayout(str(folder)))
 
 
 def plan(folder: Path, count: int) -> dict[str, Any]:

@@ -203,6 +203,11 @@ class Commits:
         assert bool((np.diff(self._shards) > 0).all()), "shards are not in order"
         self._fingerprint, self._totals = fingerprint, totals
 
+    @property
+    def layout(self) -> PoolLayout:
+        """The paths of the pool."""
+        return PoolLayout(self.pool)
+
     @classmethod
     def of_records(cls, pool: str, records: Iterable[CommitRecord]) -> Commits:
         """The same from records, for tests and for pools in the making."""
@@ -262,11 +267,11 @@ class Commits:
 
     def tar(self, shard: int | str) -> str:
         """The path or URL of a shard's tar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).named_tar(self.value(shard, "tar"))
+        return self.layout.named_tar(self.value(shard, "tar"))
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).sidecar(shard, self.value(shard, "revision"))
+        return self.layout.sidecar(shard, self.value(shard, "revision"))
 
     def value(self, shard: int | str, name: str) -> Any:
         """One field of the record of a shard. KeyError where the shard is not committed."""

@@ -72,22 +72,22 @@ class IndexDocument:
     renamed: IndexFile | None = None
 
 
-def damaged(pool: str, path: str, problem: str) -> ValueError:
+def damaged(layout: PoolLayout, path: str, problem: str) -> ValueError:
     """The error for a part of the index that cannot be used, with the command that mends it."""
-    return ValueError(f"{path} is damaged: {problem}; run clipmill audit reindex {pool}")
+    return ValueError(f"{path} is damaged: {problem}; run clipmill audit reindex {layout}")
 
 
-def read_index_document(pool: str) -> IndexDocument | None:
+def read_index_document(layout: PoolLayout) -> IndexDocument | None:
     """index.json; None where there is no index. ValueError for a damaged one."""
-    path = PoolLayout(pool).index_json
+    path = layout.index_json
     try:
         plain = disk.read_json(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise damaged(pool, path, str(error).removeprefix(f"{path} is ")) from None
+        raise damaged(layout, path, str(error).removeprefix(f"{path} is ")) from None
     if not isinstance(plain, dict):
-        raise damaged(pool, path, "it is not a JSON object")
+        raise damaged(layout, path, "it is not a JSON object")
     version = plain.get("version")
     if isinstance(version, int) and version > INDEX_VERSION:
         raise ValueError(
@@ -96,25 +96,25 @@ def read_index_document(pool: str) -> IndexDocument | None:
         )
     checksum = plain.pop("checksum", None)
     if checksum != _checksum(plain):
-        raise damaged(pool, path, "its checksum is another one")
+        raise damaged(layout, path, "its checksum is another one")
     try:
         document: IndexDocument = disk.from_plain(IndexDocument, plain, "index.json")
     except (ValueError, TypeError) as error:
-        raise damaged(pool, path, str(error)) from None
+        raise damaged(layout, path, str(error)) from None
     return document
 
 
-def write_document(pool: str, document: IndexDocument) -> None:
+def write_document(layout: PoolLayout, document: IndexDocument) -> None:
     """Write index.json, whole or not at all."""
     plain: dict[str, Any] = disk.to_plain(document)
-    disk.write_json(PoolLayout(pool).index_json, {**plain, "checksum": _checksum(plain)})
+    disk.write_json(layout.index_json, {**plain, "checksum": _checksum(plain)})
 
 
 def _checksum(plain: dict[str, Any]) -> str:
     return disk.content_hash(plain, 64)
 
 
-def write_file(pool: str, table: pa.Table) -> IndexFile:
+def write_file(layout: PoolLayout, table: pa.Table) -> IndexFile:
     """Write a table of commit records under the name of its content."""
     sink = io.BytesIO()
     pq.write_table(
@@ -128,29 +128,29 @@ def write_file(pool: str, table: pa.Table) -> IndexFile:
     content = sink.getvalue()
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"commits-{sha256[:16]}.parquet"
-    disk.write_bytes(disk.join(PoolLayout(pool).index, name), content)
+    disk.write_bytes(disk.join(layout.index, name), content)
     return IndexFile(name=name, rows=table.num_rows, bytes=len(content), sha256=sha256)
 
 
-def read_file(pool: str, file: IndexFile, columns: Sequence[str]) -> pa.Table:
+def read_file(layout: PoolLayout, file: IndexFile, columns: Sequence[str]) -> pa.Table:
     """Columns of one file. FileNotFoundError where it is gone, ValueError where it is damaged."""
-    path = disk.join(PoolLayout(pool).index, file.name)
+    path = disk.join(layout.index, file.name)
     content = disk.read_bytes(path)
     if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
-        raise damaged(pool, path, "its sha256 is not the one in index.json")
+        raise damaged(layout, path, "its sha256 is not the one in index.json")
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content))
         present = [name for name in columns if name in parquet.schema_arrow.names]
         table = conform(parquet.read(present), columns)
     except (pa.ArrowException, ValueError) as error:
-        raise damaged(pool, path, str(error)) from None
+        raise damaged(layout, path, str(error)) from None
     if table.num_rows != file.rows:
-        raise damaged(pool, path, f"it has {table.num_rows} rows and index.json says {file.rows}")
+        raise damaged(layout, path, f"it has {table.num_rows} rows and index.json says {file.rows}")
     return table
 
 
 def read_files(
-    pool: str, document: IndexDocument, columns: Sequence[str] | None = None
+    layout: PoolLayout, document: IndexDocument, columns: Sequence[str] | None = None
 ) -> tuple[IndexDocument, pa.Table]:
     """(the index that was read, its rows sorted by shard, each shard once).
 
@@ -159,23 +159,21 @@ def read_files(
     names = list(schema().names if columns is None else dict.fromkeys([*KEYS, *columns]))
     for _ in range(TRIES):
         try:
-            tables = [read_file(pool, file, names) for file in document.files]
+            tables = [read_file(layout, file, names) for file in document.files]
         except FileNotFoundError as error:
-            again = read_index_document(pool)
+            again = read_index_document(layout)
             if again is None or again == document:
                 missing = str(error.filename or error).rpartition("/")[2]
-                raise damaged(
-                    pool, PoolLayout(pool).index_json, f"{missing} is not there"
-                ) from None
+                raise damaged(layout, layout.index_json, f"{missing} is not there") from None
             document = again
             continue
         kinds = pa.schema([schema().field(name) for name in names])
         table = pa.concat_tables(tables) if tables else kinds.empty_table()
-        return document, newest_rows(pool, table)
-    raise damaged(pool, PoolLayout(pool).index_json, f"it changed {TRIES} times while it was read")
+        return document, newest_rows(layout, table)
+    raise damaged(layout, layout.index_json, f"it changed {TRIES} times while it was read")
 
 
-def newest_rows(pool: str, table: pa.Table) -> pa.Table:
+def newest_rows(layout: PoolLayout, table: pa.Table) -> pa.Table:
     """The rows in the order of their shards; of a shard only the row of its highest revision.
 
     ValueError for two different rows of one shard and revision.
@@ -191,8 +189,8 @@ def newest_rows(pool: str, table: pa.Table) -> pa.Table:
         first, second = (table.slice(int(order[i + k]), 1).to_pylist()[0] for k in (0, 1))
         if first != second:
             raise damaged(
-                pool,
-                PoolLayout(pool).index_json,
+                layout,
+                layout.index_json,
                 f"two of its files have different records of shard {shard_name(int(ordered[i]))}",
             )
     last = np.append(~same_shard, True) if len(order) else np.zeros(0, bool)
@@ -219,9 +217,10 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
     columns: the fields to hold in memory (default: all); `shard` and `revision` are always there.
     ValueError for a damaged index, and a file that is no commit record of clipmill.
     """
-    document = read_index_document(pool)
+    layout = PoolLayout(pool)
+    document = read_index_document(layout)
     if document is not None and document.closed:
-        document, table = read_files(pool, document, columns)
+        document, table = read_files(layout, document, columns)
         if document.closed:
             return Commits(pool, table, document.fingerprint, document.totals)
     # A fingerprint that is not written down is computed from the hashes.
@@ -230,13 +229,13 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
     if document is None:
         table = pa.schema([schema().field(name) for name in names]).empty_table()
     else:
-        document, table = read_files(pool, document, wanted)
-    return complete(pool, table)
+        document, table = read_files(layout, document, wanted)
+    return complete(layout, table)
 
 
-def complete(pool: str, table: pa.Table) -> Commits:
+def complete(layout: PoolLayout, table: pa.Table) -> Commits:
     """The rows of an open index, compared with the commit records that are there."""
-    folder = PoolLayout(pool).shards
+    folder = layout.shards
     listed = {_number(folder, name): name for name in disk.list_names(folder, COMMIT_SUFFIX)}
     indexed = np.asarray(table["shard"].to_numpy(), np.int64)
     missing = listed.keys() - set(indexed.tolist())
@@ -244,7 +243,7 @@ def complete(pool: str, table: pa.Table) -> Commits:
         table = table.filter(pa.array(np.isin(indexed, list(listed))))
     paths = {shard: disk.join(folder, listed[shard]) for shard in missing}
     together = pa.concat_tables([table, *_read_records(paths, table.column_names)])
-    return Commits(pool, newest_rows(pool, together))
+    return Commits(layout.root, newest_rows(layout, together))
 
 
 def _number(folder: str, name: str) -> int:
@@ -316,20 +315,20 @@ def open_shard_files(pool: str) -> ShardFiles | Commits:
 
     ValueError for a damaged index.
     """
-    document = read_index_document(pool)
+    layout = PoolLayout(pool)
+    document = read_index_document(layout)
     if document is not None and document.closed:
         assert document.fingerprint is not None
         columns = ["shard", "revision", "tar"]
         if document.renamed is None:
             return ShardFiles(pool, document.fingerprint, Commits.of_records(pool, []).table)
         try:
-            renamed = read_file(pool, document.renamed, columns)
+            renamed = read_file(layout, document.renamed, columns)
         except FileNotFoundError:
             # A writer has opened the index in the meantime, or the file is lost.
-            if read_index_document(pool) == document:
-                path = PoolLayout(pool).index_json
+            if read_index_document(layout) == document:
                 name = document.renamed.name
-                raise damaged(pool, path, f"{name} is not there") from None
+                raise damaged(layout, layout.index_json, f"{name} is not there") from None
         else:
             return ShardFiles(pool, document.fingerprint, renamed)
     return read_commits(pool, ["tar"])
@@ -367,17 +366,17 @@ class IndexWriter:
         """check: called before each write of index.json; it raises where another command has taken
         the lease of the pool over.
         """
-        self.pool, self._check = pool, check
+        self.pool, self._layout, self._check = pool, PoolLayout(pool), check
         self._batch_rows, self._batch_seconds = batch_rows, batch_seconds
         self._pending: list[CommitRecord] = []
         self._flushed_at = time.monotonic()
         self.commits = read_commits(pool)
-        self._files = _files_of(pool, self.commits)
+        self._files = _files_of(self._layout, self.commits)
         self._tail = schema().empty_table()  # what the last file holds, while it is not full
 
     def __enter__(self) -> IndexWriter:
         self._write(self._files)
-        _remove_others(self.pool, self._files)
+        _remove_others(self._layout, self._files)
         return self
 
     def __exit__(
@@ -409,12 +408,12 @@ class IndexWriter:
         dropped = np.array(sorted(shards), np.int64)
         files = []
         for file in self._files:  # one at a time, and only those that have such a shard again
-            table = read_file(self.pool, file, schema().names)
+            table = read_file(self._layout, file, schema().names)
             keep = ~np.isin(table["shard"].to_numpy(), dropped)
             if keep.all():
                 files.append(file)
             elif keep.any():
-                files.append(write_file(self.pool, table.filter(pa.array(keep))))
+                files.append(write_file(self._layout, table.filter(pa.array(keep))))
         self._replace(files)
         self._tail = schema().empty_table()
 
@@ -423,10 +422,10 @@ class IndexWriter:
         self._flushed_at = time.monotonic()
         if not self._pending:
             return
-        batch = newest_rows(self.pool, pa.concat_tables([self._tail, to_table(self._pending)]))
+        batch = newest_rows(self._layout, pa.concat_tables([self._tail, to_table(self._pending)]))
         full = self._files[:-1] if self._tail.num_rows else self._files
         self._pending = []
-        self._replace([*full, write_file(self.pool, batch)])
+        self._replace([*full, write_file(self._layout, batch)])
         self._tail = batch if batch.num_rows < self._batch_rows else schema().empty_table()
 
     def close(self) -> Commits:
@@ -434,8 +433,8 @@ class IndexWriter:
         self.flush()
         self.commits = Commits.of_records(self.pool, [])  # frees it before all is read again
         pa.default_memory_pool().release_unused()
-        commits = complete(self.pool, read_files(self.pool, _document(self._files))[1])
-        self._replace(_one_file(self.pool, self._files, commits.table), commits)
+        commits = complete(self._layout, read_files(self._layout, _document(self._files))[1])
+        self._replace(_one_file(self._layout, self._files, commits.table), commits)
         return Commits(self.pool, commits.table, commits.fingerprint, commits.totals)
 
     def _replace(self, files: Sequence[IndexFile], closed_with: Commits | None = None) -> None:
@@ -445,7 +444,7 @@ class IndexWriter:
         kept = {file.name for file in files}
         for file in before:
             if file.name not in kept:
-                disk.remove(disk.join(PoolLayout(self.pool).index, file.name))
+                disk.remove(disk.join(self._layout.index, file.name))
 
     def _write(self, files: Sequence[IndexFile], closed_with: Commits | None = None) -> None:
         if self._check is not None:
@@ -459,9 +458,9 @@ class IndexWriter:
                 shards=len(closed_with),
                 fingerprint=closed_with.fingerprint,
                 totals=closed_with.totals,
-                renamed=write_file(self.pool, renamed) if renamed.num_rows else None,
+                renamed=write_file(self._layout, renamed) if renamed.num_rows else None,
             )
-        write_document(self.pool, document)
+        write_document(self._layout, document)
         self._files = list(files)
 
 
@@ -484,7 +483,7 @@ def rebuild_index(pool: str, check: Callable[[], None] | None = None) -> Commits
     if check is not None:
         check()
     disk.remove(layout.index_json)
-    _remove_others(pool, ())
+    _remove_others(layout, ())
     return update_index(pool, check)
 
 
@@ -494,26 +493,26 @@ def _document(files: Sequence[IndexFile]) -> IndexDocument:
     return IndexDocument(version=INDEX_VERSION, closed=False, files=tuple(files), shards=shards)
 
 
-def _files_of(pool: str, commits: Commits) -> list[IndexFile]:
+def _files_of(layout: PoolLayout, commits: Commits) -> list[IndexFile]:
     """The files of the index where they hold exactly `commits`, else a new one that does."""
-    document = read_index_document(pool)
+    document = read_index_document(layout)
     if document is not None:
         files = list(document.files)
-        if document.closed or read_files(pool, document)[1].equals(commits.table):
+        if document.closed or read_files(layout, document)[1].equals(commits.table):
             return files
-    return [write_file(pool, commits.table)] if len(commits) else []
+    return [write_file(layout, commits.table)] if len(commits) else []
 
 
-def _one_file(pool: str, files: Sequence[IndexFile], table: pa.Table) -> list[IndexFile]:
+def _one_file(layout: PoolLayout, files: Sequence[IndexFile], table: pa.Table) -> list[IndexFile]:
     """One file of exactly the rows of `table`; `files` hold them, or some of them."""
     if len(files) == 1 and files[0].rows == table.num_rows:
         return list(files)
-    return [write_file(pool, table)] if table.num_rows else []
+    return [write_file(layout, table)] if table.num_rows else []
 
 
-def _remove_others(pool: str, files: Sequence[IndexFile]) -> None:
+def _remove_others(layout: PoolLayout, files: Sequence[IndexFile]) -> None:
     """Remove what a writer left that was killed before index.json named it."""
-    folder = PoolLayout(pool).index
+    folder = layout.index
     named = {file.name for file in files}
     for name in disk.list_names(folder, ".parquet"):
         if name not in named:

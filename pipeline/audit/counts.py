@@ -55,7 +55,7 @@ def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
     if commits is None:
         commits = read_commits(pool)
     problems: list[str] = []
-    crawl = _count_crawl(pool, problems)
+    crawl = _count_crawl(commits.layout, problems)
     if crawl is None and not len(commits) and not plan_files.is_planned(pool):
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
@@ -71,8 +71,8 @@ def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
     return PoolCounts(
         crawl=crawl,
         fetch=fetch,
-        scores=_count_scores(pool, problems),
-        views=_count_views(pool, problems),
+        scores=_count_scores(commits.layout, problems),
+        views=_count_views(commits.layout, problems),
         complete=complete,
         problems=tuple(problems),
     )
@@ -113,7 +113,7 @@ def write_pool_json(
     total_seconds = {}
     for name in {*before, *seconds}:
         total_seconds[name] = round(before.get(name, 0.0) + seconds.get(name, 0.0), 2)
-    sources = read_parts(pool)["source_id"].to_pylist()
+    sources = read_parts(layout)["source_id"].to_pylist()
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     document = PoolDocument(
         **{field.name: getattr(counts, field.name) for field in dataclasses.fields(counts)},
@@ -139,8 +139,8 @@ def write_pool_json(
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
-    parts = read_parts(pool)
+def _count_crawl(layout: PoolLayout, problems: list[str]) -> CrawlCounts | None:
+    parts = read_parts(layout)
     if not len(parts):
         return None
     totals, dropped = part_totals(parts), dropped_rows(parts)
@@ -274,11 +274,11 @@ def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:
         return len(commits)
 
 
-def _count_scores(pool: str, problems: list[str]) -> dict[str, ScoreCounts]:
+def _count_scores(layout: PoolLayout, problems: list[str]) -> dict[str, ScoreCounts]:
     counts = {}
-    for name in score_set_names(pool):
+    for name in score_set_names(layout.root):
         try:
-            document = read_document(PoolLayout(pool).score_set_json(name), ScoreSetDocument)
+            document = read_document(layout.score_set_json(name), ScoreSetDocument)
         except ValueError as error:
             problems.append(str(error))
             continue
@@ -288,11 +288,11 @@ def _count_scores(pool: str, problems: list[str]) -> dict[str, ScoreCounts]:
     return counts
 
 
-def _count_views(pool: str, problems: list[str]) -> dict[str, ViewCounts]:
+def _count_views(layout: PoolLayout, problems: list[str]) -> dict[str, ViewCounts]:
     counts = {}
-    for name in view_names(pool):
+    for name in view_names(layout.root):
         try:
-            document = read_document(PoolLayout(pool).view_json(name), ViewDocument)
+            document = read_document(layout.view_json(name), ViewDocument)
         except ValueError as error:
             problems.append(f"{error}; make the view again with clipmill filter, or remove it")
             continue

@@ -389,7 +389,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
         raise ValueError(
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
-    commits, index_problem = _read_index(pool)
+    commits, index_problem = _read_index(layout)
     if commits is not None:  # it may name a shard whose record is lost
         shards = np.union1d(shards, commits.shards)
     _pool_documents(layout, findings)
@@ -446,9 +446,9 @@ def _committed(layout: PoolLayout, findings: _Findings) -> Integers:
     return np.sort(np.array([int(stem) for stem in stems if stem.isdecimal()], np.int64))
 
 
-def _read_index(pool: str) -> tuple[Commits | None, Damage | None]:
+def _read_index(layout: PoolLayout) -> tuple[Commits | None, Damage | None]:
     try:
-        return read_commits(pool), None
+        return read_commits(layout.root), None
     except ValueError as error:
         return None, Damage(kind="index", line=f"index: {error}")
 
@@ -480,7 +480,7 @@ def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
     readers: dict[str, Callable[[], object]] = {
         layout.pool_json: lambda: disk.read_json(layout.pool_json),
         layout.recipe_json: lambda: recipe_of_pool(layout.root),
-        layout.parts: lambda: check_stored_table(layout.root),
+        layout.parts: lambda: check_stored_table(layout),
     }
     for path, read in readers.items():
         if not disk.exists(path):

@@ -657,16 +657,16 @@ def purge_rows(
     writes nothing. ValueError where there is no pool, and where nothing matches, now or in an
     earlier purge.
     """
-    pool, commits = out.pool, _commits(out.pool, used_by)
-    path = _journal(pool)
+    pool, commits = out.pool, _commits(out.layout, used_by)
+    path = _journal(out.layout)
     if not dry_run and disk.exists(path):
-        remove_uncommitted(pool)  # what the killed purge had replaced and not removed
+        remove_uncommitted(out.layout)  # what the killed purge had replaced and not removed
         _finish(out, commits, read_document(path, Journal), None)
         commits = read_commits(pool)
     rows = find_rows(commits, criteria)
     journal = _begin(commits, rows, criteria)
     if not len(rows.uids) and not journal.examples:
-        _refuse_unknown(pool, criteria)
+        _refuse_unknown(out.layout, criteria)
         return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=(), dry_run=dry_run)
     shards, urls = len(rows.shards), tuple[str, ...]()
     if dry_run:
@@ -679,7 +679,7 @@ def purge_rows(
         rows=len(journal.record.uids),
         shards=shards,
         views=views,
-        old=_old(pool),
+        old=_old(out.layout),
         runs=tuple(find_users(pool, views, used_by)),
         adopted=journal.adopted,
         dry_run=dry_run,
@@ -688,28 +688,28 @@ def purge_rows(
     )
 
 
-def _commits(pool: str, used_by: Sequence[str]) -> Commits:
+def _commits(layout: PoolLayout, used_by: Sequence[str]) -> Commits:
     """What is committed in a pool. ValueError where there is no pool or no folder of runs."""
     for folder in used_by:
         if not disk.local_path(folder).is_dir():
             raise ValueError(f"--used-by {folder} is not a folder")
-    commits = read_commits(pool)
-    if not len(commits) and not disk.list_names(PoolLayout(pool).pairs):
-        raise ValueError(f"{pool} has neither pairs nor shards; is it the folder of a pool?")
+    commits = read_commits(layout.root)
+    if not len(commits) and not disk.list_names(layout.pairs):
+        raise ValueError(f"{layout} has neither pairs nor shards; is it the folder of a pool?")
     return commits
 
 
-def _refuse_unknown(pool: str, criteria: Mapping[str, set[str]]) -> None:
+def _refuse_unknown(layout: PoolLayout, criteria: Mapping[str, set[str]]) -> None:
     """ValueError for selectors of which no earlier purge had one either."""
     if not any(criteria.values()):
         raise ValueError("there are no selectors: their files are empty")
     hashes, uids = set(_hashes(criteria)), criteria.get("uid", set())
-    if any(hashes & set(each.hashes) or uids & set(each.uids) for each in _records(pool)):
+    if any(hashes & set(each.hashes) or uids & set(each.uids) for each in _records(layout)):
         return
     words = [f"{kind}={value}" for kind, values in criteria.items() for value in sorted(values)]
     more = f" (and {len(words) - 3} more)" if len(words) > 3 else ""
     raise ValueError(
-        f"{' '.join(words[:3])}{more}: no row of {pool} matches, and no earlier purge "
+        f"{' '.join(words[:3])}{more}: no row of {layout} matches, and no earlier purge "
         "named it; compare the spelling with `clipmill audit explain POOL URL`, or with the column "
         "url of the sidecars"
     )
@@ -742,7 +742,7 @@ def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows
 
     deque(in_threads(purge_file, sorted({*rows.files, *examples})), 0)
     if has_changes:
-        write_parts(pool)
+        write_parts(layout)
     recipe = recipe_of_pool(pool)
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
@@ -750,7 +750,7 @@ def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows
     record = journal.record  # ended again after a kill, it has the same name
     name = f"{record.at.replace(':', '')}-{disk.content_hash(record.uids)}.json"
     out.write_json(disk.join(pool, PURGES, name), record, sealed=True)
-    out.remove(_journal(pool))
+    out.remove(_journal(layout))
     return replaced
 
 
@@ -782,7 +782,7 @@ def purge_lines(result: Purge) -> list[str]:
 
 def purges_of_uid(pool: str, uid: str) -> list[dict[str, Any]]:
     """The purges that removed a row: {"at", "by": kinds of selectors, "rows"}."""
-    return [_shown(record) for record in _records(pool) if uid in record.uids]
+    return [_shown(record) for record in _records(PoolLayout(pool)) if uid in record.uids]
 
 
 def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
@@ -791,7 +791,7 @@ def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
     if host := host_of(name):
         criteria["domain"] = set(_suffixes(host))
     wanted = set(_hashes(criteria))
-    return [_shown(record) for record in _records(pool) if wanted & set(record.hashes)]
+    return [_shown(record) for record in _records(PoolLayout(pool)) if wanted & set(record.hashes)]
 
 
 def purge_line(purge: Mapping[str, Any]) -> str:
@@ -803,8 +803,8 @@ def _shown(record: PurgeRecord) -> dict[str, Any]:
     return {"at": record.at, "by": sorted(record.selectors), "rows": len(record.uids)}
 
 
-def _records(pool: str) -> Iterator[PurgeRecord]:
-    folder = disk.join(pool, PURGES)
+def _records(layout: PoolLayout) -> Iterator[PurgeRecord]:
+    folder = disk.join(layout.root, PURGES)
     for name in disk.list_names(folder, ".json"):
         yield read_document(disk.join(folder, name), PurgeRecord)
 
@@ -817,20 +817,20 @@ def _hashes(criteria: Criteria) -> Iterator[str]:
             yield hashlib.sha256(text).hexdigest()
 
 
-def _old(pool: str) -> tuple[str, ...]:
+def _old(layout: PoolLayout) -> tuple[str, ...]:
     """The score sets that depend on other rows of the pool, and the views that read one."""
-    sets = complete_score_sets(pool)
+    sets = complete_score_sets(layout.root)
     dependent = {name for name, document in sets.items() if document.whole_pool}
     views = []
-    for view in view_names(pool) if dependent else ():
-        document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+    for view in view_names(layout.root) if dependent else ():
+        document = read_document(layout.view_json(view), ViewDocument)
         if not document.frozen and dependent & set(document.scores.values()):
             views.append(view)
     return (*sorted(dependent), *views)
 
 
-def _journal(pool: str) -> str:
-    return disk.join(pool, "purge.json")
+def _journal(layout: PoolLayout) -> str:
+    return disk.join(layout.root, "purge.json")
 
 
 def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) -> Journal:
@@ -854,10 +854,10 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
         record=record,
         fingerprint=commits.fingerprint,
         frozen=dict(_frozen(commits)),
-        views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},
+        views={view: _decided(layout, view, rows.shards) for view in view_names(pool)},
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
-        examples=dict(_examples(pool, urls, criteria.get("domain", set()))),
+        examples=dict(_examples(layout, urls, criteria.get("domain", set()))),
     )
 
 
@@ -868,9 +868,9 @@ def _frozen(commits: Commits) -> Iterator[tuple[str, str]]:
             yield view, document.fingerprint
 
 
-def _examples(pool: str, urls: Set[str], domains: Set[str]) -> Iterator[tuple[str, Any]]:
+def _examples(layout: PoolLayout, urls: Set[str], domains: Set[str]) -> Iterator[tuple[str, Any]]:
     """(part, reasons) whose example of a dropped link names one of these URLs or domains."""
-    parts, ordered = read_parts(pool), sorted(urls)
+    parts, ordered = read_parts(layout), sorted(urls)
     for row in parts.select(["part", "examples"]).to_pylist():
         examples = row["examples"]
         if reasons := tuple(name for name, text in examples if _names(text, ordered, domains)):
@@ -912,9 +912,9 @@ def _urls(commits: Commits, rows: FoundRows) -> set[str]:
     return {url for urls in itertools.chain(of_shards, of_files) for url in urls if url}
 
 
-def _decided(pool: str, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:
+def _decided(layout: PoolLayout, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:
     """{rule: purged rows that it decided}, "" for those that the view keeps."""
-    files = AlignedFiles.of_view(pool, view)
+    files = AlignedFiles.of_view(layout.root, view)
     decided: dict[str, int] = {}
 
     def look(shard: int) -> list[str | None]:
@@ -988,7 +988,7 @@ def _purge_scores(out: PoolWriter, commits: Commits, rows: FoundRows, journal: J
 def _purge_views(out: PoolWriter, commits: Commits, rows: FoundRows, journal: Journal) -> None:
     """Remove the rows from the masks, and bring the documents of the views up to date."""
     layout = out.layout
-    old = _old(commits.pool)
+    old = _old(commits.layout)
     for view, decided in journal.views.items():
         kept = purge_masks(out, view, rows.shards)
         path = layout.view_json(view)

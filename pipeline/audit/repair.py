@@ -22,6 +22,7 @@ from clipmill.manifests.commits import (
 )
 from clipmill.manifests.layout import (
     CommitRecord,
+    PoolLayout,
     shard_name,
 )
 from clipmill.manifests.ray_runtime import Engine
@@ -100,7 +101,7 @@ def repair_pool(out: PoolWriter, *, engine: Engine = "inline") -> Repair:
         damages, _ = find_damages(out.pool, engine=engine)
     if not done:  # a repair that was killed at its end has left files, and no damage
         out.check()
-        remove_uncommitted_of(out.pool, [damage for damage in damages if not damage.is_stale])
+        remove_uncommitted_of(out.layout, [damage for damage in damages if not damage.is_stale])
     return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
 
 
@@ -111,11 +112,11 @@ def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]
     if done or any(damage.kind == "index" for damage in wrong):
         rebuild_index(pool, out.check)
         done.append("index: made anew from the commit records")
-    remove_uncommitted_of(pool, wrong)
+    remove_uncommitted_of(out.layout, wrong)
     done += _shards(out, wrong, engine)
     done += _aligned_files(out, wrong)
     done += _documents(out, wrong)
-    recipe = _recipe(pool)
+    recipe = _recipe(out.layout)
     if done and recipe is not None:
         write_pool_json(pool, recipe, {})
     return done
@@ -128,16 +129,16 @@ def repair_lines(result: Repair) -> list[str]:
     return lines or ["nothing is damaged"]
 
 
-def remove_uncommitted_of(pool: str, wrong: Sequence[Damage]) -> None:
+def remove_uncommitted_of(layout: PoolLayout, wrong: Sequence[Damage]) -> None:
     """Remove what a killed repair left, unless a damaged record hides whose files they are."""
     if not any(damage.kind == "record" for damage in wrong):
-        remove_uncommitted(pool)
+        remove_uncommitted(layout)
 
 
-def _recipe(pool: str) -> Recipe | None:
+def _recipe(layout: PoolLayout) -> Recipe | None:
     """The recipe of the pool; None where it is not there or damaged."""
     try:
-        return recipe_of_pool(pool)
+        return recipe_of_pool(layout.root)
     except (ValueError, OSError):
         return None
 
@@ -148,7 +149,7 @@ def _documents(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
     if "parts.parquet" in damaged:
         out.remove(out.layout.parts)
         yield "parts.parquet: removed; the footers of the pairs say the same"
-    if "pool.json" in damaged and _recipe(out.pool) is not None:
+    if "pool.json" in damaged and _recipe(out.layout) is not None:
         yield "pool.json: written again, without the times of earlier builds"
 
 
@@ -161,7 +162,7 @@ def _records(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
     A shard that the index does not have loses its record: the build fetches it again.
     """
     damaged = [each.shard for each in wrong if each.kind == "record" and each.shard is not None]
-    indexed = _indexed(out.pool) if damaged else None
+    indexed = _indexed(out.layout) if damaged else None
     for shard in damaged:
         path = out.layout.commit_record(shard)
         record = None if indexed is None else indexed.get(shard)
@@ -176,11 +177,11 @@ def _records(out: PoolWriter, wrong: Sequence[Damage]) -> Iterator[str]:
             )
 
 
-def _indexed(pool: str) -> Commits | None:
+def _indexed(layout: PoolLayout) -> Commits | None:
     """The records that the files of the index have; None where they cannot be read."""
     try:
-        document = read_index_document(pool)
-        return None if document is None else Commits(pool, read_files(pool, document)[1])
+        document = read_index_document(layout)
+        return None if document is None else Commits(layout.root, read_files(layout, document)[1])
     except (ValueError, OSError):
         return None
 
@@ -195,10 +196,10 @@ def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterato
     sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
     fetched = sorted(shard for shard in tars if shard is not None)
     rebuilt = sorted(shard for shard in sidecars if shard is not None)
-    recipe, contents = _recipe(pool), {}
+    recipe, contents = _recipe(out.layout), {}
     if fetched and recipe is not None and SOURCES[recipe.source.kind].images == "rows":
         try:
-            contents = contents_of_rows(pool, recipe.source)
+            contents = contents_of_rows(out.layout, recipe.source)
         except (ValueError, FileNotFoundError) as error:
             yield from (f"{shard_name(shard)}: not fetched again: {error}" for shard in fetched)
             fetched = []
@@ -237,7 +238,7 @@ def _fetch_again(
     for task, reason in report.failed.items():
         yield f"{shard_name(failed.pop(task))}: could not be fetched again: {reason}"
     for shard in failed.values():
-        record = read_commit_record(out.pool, shard)
+        record = read_commit_record(out.layout, shard)
         assert record is not None
         yield (
             f"{shard_name(shard)}: fetched again: {record.successes} of {record.count} rows are "
@@ -251,7 +252,7 @@ def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple
     Returns the new record, and how many rows have lost their outcome: those that are neither stored
     nor purged, unless all ended with one reason, which the commit record has.
     """
-    record = read_commit_record(out.pool, shard)
+    record = read_commit_record(out.layout, shard)
     assert record is not None
     schema = with_extra(SIDECAR, recipe.sidecar_extra if recipe is not None else {})
     columns = RowColumns.of(schema)

@@ -50,7 +50,7 @@ class Located:
 
 def write_row_index(out: PoolWriter, commits: Commits) -> int:
     """Write the table anew, and return its number of entries."""
-    out.remove(_path(out.pool))
+    out.remove(_path(out.layout))
     return _add(out, commits, commits.shards, None)
 
 
@@ -61,7 +61,7 @@ def extend_row_index(out: PoolWriter, commits: Commits) -> int:
     is a warning: it is only a help, and `locate` knows which shards it has.
     """
     try:
-        ranges = _ranges_of_table(commits.pool)
+        ranges = _ranges_of_table(commits.layout)
     except (ValueError, OSError):  # it is damaged, and made anew
         ranges = None
     if ranges is None and commits.totals.rows < MIN_ROWS:
@@ -89,9 +89,9 @@ def locate(commits: Commits, name: str) -> Located:
         return Located(shards=(), others=commits.shards, remark=remark)
     remark = "there is no table of rows"
     try:
-        ranges = _ranges_of_table(commits.pool)
+        ranges = _ranges_of_table(commits.layout)
         if ranges is not None:
-            shards = _look_up(commits.pool, value)
+            shards = _look_up(commits.layout, value)
             others = commits.shards[~_covered(ranges, commits.shards)]
             remark = f"the table of rows lacks {len(others):,} of {len(commits):,} shards"
             return Located(shards=shards, others=others, remark=remark if len(others) else "")
@@ -103,17 +103,17 @@ def locate(commits: Commits, name: str) -> Located:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _look_up(pool: str, value: int) -> tuple[int, ...]:
+def _look_up(layout: PoolLayout, value: int) -> tuple[int, ...]:
     """The shards of a hash. The footer and one row group are read."""
-    rows = disk.read_parquet(_path(pool), where=[("hash", "=", pa.scalar(value, pa.uint64()))])
+    rows = disk.read_parquet(_path(layout), where=[("hash", "=", pa.scalar(value, pa.uint64()))])
     return tuple(sorted(set(rows["shard"].to_pylist())))
 
 
-def _ranges_of_table(pool: str) -> Integers | None:
+def _ranges_of_table(layout: PoolLayout) -> Integers | None:
     """(ranges, 2) first and last shard of each range whose rows are in the table; None without one
     of this version. DamagedTable where it cannot be read."""
     try:
-        metadata = disk.read_metadata(_path(pool))
+        metadata = disk.read_metadata(_path(layout))
     except FileNotFoundError:
         return None
     if metadata.get("version") != VERSION:
@@ -146,7 +146,7 @@ def _hash_of(name: str) -> int | None:
 def _add(out: PoolWriter, commits: Commits, shards: Integers, ranges: Integers | None) -> int:
     """Write the table with some shards more than those of `ranges`, which are in it already; None
     begins it anew. Returns its number of entries."""
-    path = _path(commits.pool)
+    path = _path(commits.layout)
     numbers = [np.asarray(shards, np.int64)]
     if ranges is not None:
         numbers += [np.arange(first, last + 1) for first, last in ranges.tolist()]
@@ -210,5 +210,5 @@ def _ranges(shards: Integers) -> tuple[tuple[int, int], ...]:
     return tuple(pairs) if len(shards) else ()
 
 
-def _path(pool: str) -> str:
-    return disk.join(PoolLayout(pool).index, "rows", "rows.parquet")
+def _path(layout: PoolLayout) -> str:
+    return disk.join(layout.index, "rows", "rows.parquet")

@@ -183,23 +183,23 @@ def commit(
 
 def _remove_parts_of_others(job: PairsJob) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
-    names = _names_from(job.out.pool, job.base)
+    names = _names_from(job.out.layout, job.base)
     paths = [disk.join(job.out.layout.pairs, name) for name in names]
     for path, footer in zip(paths, in_threads(disk.read_metadata, paths, THREADS), strict=True):
         if footer.get("job") != job.id:
             job.out.remove(path)
 
 
-def _names_from(pool: str, base: int) -> list[str]:
+def _names_from(layout: PoolLayout, base: int) -> list[str]:
     """The names of the final parts behind the first `base`."""
-    final = PoolLayout(pool).pairs_part
+    final = layout.pairs_part
     first = {final(part).rpartition("/")[2] for part in range(base)}
-    return [name for name in part_names(pool) if name not in first]
+    return [name for name in part_names(layout) if name not in first]
 
 
-def extracted(pool: str, part: int) -> str:
+def extracted(layout: PoolLayout, part: int) -> str:
     """A part before its duplicates are left out."""
-    return disk.join(PoolLayout(pool).extracted, f"part-{part:05d}.parquet")
+    return disk.join(layout.extracted, f"part-{part:05d}.parquet")
 
 
 def block_of(bounds: Integers, rows: int, number: int, first_part: int = 0) -> Block:
@@ -229,7 +229,7 @@ def scatter(job: PairsJob) -> Work:
         uids = [np.empty(0, UID)]
         for part, start, stop in of_ticket.ranges:
             is_final = part < job.base
-            path = out.layout.pairs_part(part) if is_final else extracted(out.pool, part)
+            path = out.layout.pairs_part(part) if is_final else extracted(out.layout, part)
             for batch in rows_between(path, start, stop, ["uid"]):
                 uids.append(uids_of(batch["uid"]))
         block = np.concatenate(uids)
@@ -296,7 +296,7 @@ def write(job: PairsJob) -> Work:
 
 def _write_part(job: PairsJob, schema: pa.Schema, part: int, rows: Integers, staged: Path) -> None:
     """Publish the rows of these numbers of an extracted part."""
-    path = extracted(job.out.pool, part)
+    path = extracted(job.out.layout, part)
     metadata = disk.read_metadata(path)
     reasons = dict(metadata["reasons"])
     if duplicates := metadata["pairs"] - len(rows):
@@ -361,12 +361,12 @@ def crawl(
     another command has taken the lease over.
     """
     out.check()
-    pool = out.pool
-    final, paths = _known_parts(pool, source)
+    layout = out.layout
+    final, paths = _known_parts(layout, source)
     base, new = len(final), paths[len(final) :]
     ids = [*final["source_id"].to_pylist(), *(source_id(source, path) for path in new)]
     failed: dict[str, str] = {}
-    _remove_partial_files(pool)
+    _remove_partial_files(layout)
     if new:
         counts = np.full(len(paths), -1, np.int64)
         counts[:base] = final["pairs"].to_numpy()
@@ -375,17 +375,17 @@ def crawl(
             extra = source.extra_columns
             failed = commit(out, ids, extra, engine, counts=counts, base=base, workers=workers)
             out.check()
-            final = PARTS.empty_table() if failed else write_parts(pool)
+            final = PARTS.empty_table() if failed else write_parts(layout)
         if base and not failed:
             _say_what_grew(final, base)
-    elif stored_table(pool, base) is None:  # a crawl was killed before it wrote the table
-        final = write_parts(pool)
+    elif stored_table(layout, base) is None:  # a crawl was killed before it wrote the table
+        final = write_parts(layout)
     if not failed:
         extracted = out.layout.extracted
         out.remove(*(disk.join(extracted, name) for name in disk.list_names(extracted)))
     totals = part_totals(PARTS.empty_table() if failed else final)
     if totals["links"] and not totals["pairs"]:
-        losses = "; ".join(map(str, top_reasons(pool)))
+        losses = "; ".join(map(str, top_reasons(layout.root)))
         logger.warning("none of the %d rows of the source is a pair: %s", totals["links"], losses)
     return {**totals, "parts": len(paths), "failed": failed}
 
@@ -456,7 +456,7 @@ def _remove_derived(out: PoolWriter, base: int) -> None:
     layout = out.layout
     names = disk.list_names(layout.extracted)
     paths = [disk.join(layout.extracted, name) for name in names if not PART_NAME.fullmatch(name)]
-    paths += [disk.join(layout.pairs, name) for name in _names_from(out.pool, base)]
+    paths += [disk.join(layout.pairs, name) for name in _names_from(out.layout, base)]
     out.remove(*paths)
 
 
@@ -472,7 +472,7 @@ def _extracted_counts(source: Source, out: PoolWriter, paths: Sequence[str], bas
     names = set(disk.list_names(out.layout.extracted, ".parquet"))
 
     def count(number: int) -> int:
-        part = extracted(out.pool, number)
+        part = extracted(out.layout, number)
         if part.rpartition("/")[2] not in names:
             return -1
         metadata = disk.read_metadata(part)
@@ -534,7 +534,7 @@ def extract(job: ExtractJob) -> Work:
                     "examples": counts.examples,
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            out.publish_new(staged, extracted(out.pool, file.number))
+            out.publish_new(staged, extracted(out.layout, file.number))
         return {"links": totals["links"], "pairs": totals["pairs"]}
 
     return work
@@ -555,14 +555,14 @@ def rare_collections() -> Iterator[None]:
 # --- the whole job ----------------------------------------------------------------------------
 
 
-def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
+def _known_parts(layout: PoolLayout, source: Source) -> tuple[pa.Table, list[str]]:
     """(the final parts of the crawls that were completed, the paths of all parts: those of the
     final ones and, behind them, what the source has now beside them).
 
     The path of a part whose file is gone is the name that it had. ValueError where the final parts
     are of another source, or a file has changed since.
     """
-    final, paths = _complete_parts(pool), parts(source)
+    final, paths = _complete_parts(layout), parts(source)
     if not len(final):
         return final, paths
     by_id: dict[str, list[int]] = {}
@@ -581,14 +581,14 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
     gone = [name for name, path in zip(names, known, strict=True) if path is None]
     if others := [name for name in gone if name in set(map(_name, new))]:
         raise ValueError(
-            f"{pool}/pairs was made of another source ({others[0]} has another size, or other "
+            f"{layout}/pairs was made of another source ({others[0]} has another size, or other "
             "columns are asked for, or this version of clipmill reads it in another way): "
             "build into another folder, or give the old source back"
         )
     if len(gone) == len(final):
         raise ValueError(
-            f"{pool}/pairs was made of another source ({gone[0]} is not in it, and {_name(new[0])} "
-            "is): build into another folder, or give the old source back"
+            f"{layout}/pairs was made of another source ({gone[0]} is not in it, and "
+            f"{_name(new[0])} is): build into another folder, or give the old source back"
         )
     if gone:
         logger.warning(
@@ -608,7 +608,7 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
             folder = known[number]
             if folder is not None and not is_unchanged((folder, contents[number])):
                 numbers = [n for n, path in enumerate(known) if path == folder]
-                _check_grown(pool, source, folder, numbers)
+                _check_grown(layout, source, folder, numbers)
                 new.append(folder)
         return final, [*(path or name for path, name in zip(known, names, strict=True)), *new]
     unchanged = in_threads(is_unchanged, zip(known, content_of(final), strict=True), THREADS)
@@ -616,7 +616,7 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
     if changed:
         path = known[names.index(changed[0])]
         raise ValueError(
-            f"{path} has changed since {pool}/pairs was made of it"
+            f"{path} has changed since {layout}/pairs was made of it"
             f"{f', as have {len(changed) - 1} others' if changed[1:] else ''}: build into another "
             "folder, or give the old files back"
         )
@@ -624,7 +624,7 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
     return final, [*old, *new]
 
 
-def _check_grown(pool: str, source: Source, folder: str, numbers: Sequence[int]) -> None:
+def _check_grown(layout: PoolLayout, source: Source, folder: str, numbers: Sequence[int]) -> None:
     """ValueError where an image of which a pair is in the parts `numbers` has other captions in its
     folder now. Images that are gone keep their pairs, as those of a file that is gone do."""
     counts, columns = PartCounts(), ["uid", "url", "caption"]
@@ -632,37 +632,37 @@ def _check_grown(pool: str, source: Source, folder: str, numbers: Sequence[int])
     now = pa.Table.from_batches(batches, pa.schema([PAIRS.field(name) for name in columns]))
     gone = 0
     for number in numbers:
-        before = disk.read_parquet(PoolLayout(pool).pairs_part(number), columns)
+        before = disk.read_parquet(layout.pairs_part(number), columns)
         before = before.filter(pc.invert(pc.is_in(before["uid"], now["uid"].combine_chunks())))
         is_there = pc.is_in(before["url"], now["url"].combine_chunks())
         for changed in before.filter(is_there).slice(0, 1).to_pylist():
             raise ValueError(
-                f"{folder} has changed since {pool}/pairs was made of it: {changed['url']} had the "
-                f"caption {shortened(changed['caption'])!r}; build into another folder, or give "
-                "the old captions back"
+                f"{folder} has changed since {layout}/pairs was made of it: {changed['url']} had "
+                f"the caption {shortened(changed['caption'])!r}; build into another folder, or "
+                "give the old captions back"
             )
         gone += before.num_rows
     if gone:
         logger.warning("%d pairs of %s have no image in it now: they stay", gone, folder)
 
 
-def contents_of_rows(pool: str, source: Source) -> dict[str, Mapping[str, Any]]:
+def contents_of_rows(layout: PoolLayout, source: Source) -> dict[str, Mapping[str, Any]]:
     """The content of each file of a source of kind image_table by its absolute path: the pairs name
     rows of them. ValueError where the files are not those that the pairs were made of.
     """
-    final, paths = _known_parts(pool, source)
+    final, paths = _known_parts(layout, source)
     if len(final) < len(paths):
-        raise ValueError(f"{pool}/pairs is not complete: run clipmill build on this pool again")
+        raise ValueError(f"{layout}/pairs is not complete: run clipmill build on this pool again")
     return dict(zip(map(disk.absolute_path, paths), content_of(final), strict=True))
 
 
-def _complete_parts(pool: str) -> pa.Table:
+def _complete_parts(layout: PoolLayout) -> pa.Table:
     """The final parts of the crawls that were completed; no row where none was.
 
     A part says how many there were when its crawl was complete: those of a crawl that has not ended
     say more than there are.
     """
-    table = read_parts(pool)
+    table = read_parts(layout)
     numbers, said = table["part"].to_numpy(), table["parts"].to_numpy()
     for count in sorted(set(said.tolist()), reverse=True):
         first = table.slice(0, count)
@@ -671,11 +671,11 @@ def _complete_parts(pool: str) -> pa.Table:
     return table.slice(0, 0)
 
 
-def _remove_partial_files(pool: str) -> None:
+def _remove_partial_files(layout: PoolLayout) -> None:
     """Remove what an interrupted write left of the pairs. Only local files have partial ones."""
-    if not disk.is_url(pool):
+    if not disk.is_url(layout.root):
         for folder in ("pairs", "pairs/.extracted"):
-            for partial in (disk.local_path(pool) / folder).glob(".*.partial.*"):
+            for partial in (disk.local_path(layout.root) / folder).glob(".*.partial.*"):
                 partial.unlink()
 
 

@@ -54,12 +54,12 @@ PARTS = pa.schema(
 )
 
 
-def part_names(pool: str) -> list[str]:
+def part_names(layout: PoolLayout) -> list[str]:
     """The files of the pairs in the order of their numbers; [] where there is none.
 
     ValueError for a Parquet file of another name.
     """
-    folder = PoolLayout(pool).pairs
+    folder = layout.pairs
     names = disk.list_names(folder, ".parquet")
     for name in names:
         if not PART_NAME.fullmatch(name):
@@ -76,29 +76,29 @@ def _number_of(name: str) -> int:
     return int(match[1])
 
 
-def read_parts(pool: str) -> pa.Table:
+def read_parts(layout: PoolLayout) -> pa.Table:
     """One row of PARTS per part of the pairs, in order; no row where there is none.
 
     ValueError for a file that is no part.
     """
-    names = part_names(pool)
-    if (table := stored_table(pool, len(names))) is not None:
+    names = part_names(layout)
+    if (table := stored_table(layout, len(names))) is not None:
         return table
-    folder = PoolLayout(pool).pairs
+    folder = layout.pairs
     tables = in_threads(_row_of, [disk.join(folder, name) for name in names], THREADS)
     return pa.concat_tables([PARTS.empty_table(), *tables]).combine_chunks()
 
 
-def check_stored_table(pool: str) -> None:
+def check_stored_table(layout: PoolLayout) -> None:
     """ValueError where POOL/parts.parquet is damaged or is no table of as many parts."""
-    count = len(part_names(pool))
-    if stored_table(pool, count) is None:
+    count = len(part_names(layout))
+    if stored_table(layout, count) is None:
         raise ValueError(f"it is no table of {count} parts of the pairs")
 
 
-def stored_table(pool: str, count: int) -> pa.Table | None:
+def stored_table(layout: PoolLayout, count: int) -> pa.Table | None:
     """POOL/parts.parquet; None where it is missing, damaged, or not that of `count` parts."""
-    path = PoolLayout(pool).parts
+    path = layout.parts
     if not count or not disk.exists(path):
         return None
     try:
@@ -110,11 +110,11 @@ def stored_table(pool: str, count: int) -> pa.Table | None:
     return table if fits and not any(column.null_count for column in table.columns) else None
 
 
-def write_parts(pool: str) -> pa.Table:
+def write_parts(layout: PoolLayout) -> pa.Table:
     """Write the table of a crawl that has ended, and return it."""
-    path = PoolLayout(pool).parts
+    path = layout.parts
     disk.remove(path)
-    table = read_parts(pool)
+    table = read_parts(layout)
     disk.write_parquet(path, table)
     return table
 
@@ -278,7 +278,7 @@ def top_reasons(pool: str, limit: int = 3, commits: Commits | None = None) -> li
     """
     if commits is None:
         commits = read_commits(pool, ["reasons"])
-    parts = read_parts(pool)
+    parts = read_parts(PoolLayout(pool))
     of_crawl, first_examples = reason_totals(parts), examples(parts)
     del of_crawl["duplicate_pair"]
     counts = [("crawl", *each) for each in of_crawl.items()]

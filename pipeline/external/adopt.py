@@ -543,7 +543,7 @@ def adopt_tars(job: ShardJob) -> Work:
         numbered: NumberedTar = ticket.payload
         number, tar = numbered.shard, numbered.tar
         _refuse_own_folder(out.layout.shards, tar)
-        if (existing := read_commit_record(out.pool, number)) is not None:
+        if (existing := read_commit_record(out.layout, number)) is not None:
             _require_same(existing, ticket, out.pool, schema.names)
             return dict(disk.to_plain(existing))
         reader = TarReader(tar, settings=settings, extra=extra, **named)

@@ -90,7 +90,7 @@ class Downloader:
         """The commit record of the ticket's shard, written now or by an earlier run."""
         rows: RowsOfShard = ticket.payload
         number = rows.shard
-        record = None if self.replace else read_commit_record(self.out.pool, number)
+        record = None if self.replace else read_commit_record(self.out.layout, number)
         if record is not None:
             if record.task != ticket.id:
                 raise ValueError(

@@ -139,7 +139,7 @@ def read_rounds(pool: str) -> list[Round]:
     first = 0
     while disk.exists(plan_json(path := layout.plan_round(len(rounds)))):
         number = len(rounds)
-        metadata = _read_plan_json(pool, plan_json(path), number)
+        metadata = _read_plan_json(layout, plan_json(path), number)
         rounds.append(Round(number=number, path=path, first_shard=first, metadata=metadata))
         first += rounds[-1].shards
     if not rounds:
@@ -147,21 +147,21 @@ def read_rounds(pool: str) -> list[Round]:
     return rounds
 
 
-def _read_plan_json(pool: str, path: str, number: int) -> dict[str, Any]:
+def _read_plan_json(layout: PoolLayout, path: str, number: int) -> dict[str, Any]:
     """plan.json of a round. ValueError, with the remedy, where it is none."""
     try:
         document: dict[str, Any] = disk.from_plain(dict[str, Any], disk.read_json(path))
     except ValueError as error:
         reason = str(error).removeprefix(f"{path} ")
-        raise _damaged_plan(pool, path, number, reason) from None
+        raise _damaged_plan(layout, path, number, reason) from None
     if lacking := PLAN_KEYS - document.keys():
-        raise _damaged_plan(pool, path, number, f"it lacks {', '.join(sorted(lacking))}")
+        raise _damaged_plan(layout, path, number, f"it lacks {', '.join(sorted(lacking))}")
     return document
 
 
-def _damaged_plan(pool: str, path: str, number: int, problem: str) -> ValueError:
+def _damaged_plan(layout: PoolLayout, path: str, number: int, problem: str) -> ValueError:
     """The error for a plan that cannot be used. Round 0 is a function of the pairs or the lock."""
-    remedy = f"restore it from a copy of {pool}"
+    remedy = f"restore it from a copy of {layout}"
     if number == 0:
         folder = path.rpartition("/")[0]
         remedy += f", or remove {plan_json(folder)} and build again: the plan is made anew"
@@ -229,7 +229,7 @@ def read_plan(pool: str) -> Plan:
     files: list[str] = []
     tables = []
     for each in read_rounds(pool):
-        table = _shards_of_round(pool, each)
+        table = _shards_of_round(PoolLayout(pool), each)
         numbers = range(int(table["file"].to_numpy().max(initial=-1)) + 1)
         location = pa.array(table["file"].to_numpy() + len(files), pa.int64())
         tables.append(table.set_column(SHARDS.get_field_index("file"), "file", location))
@@ -245,20 +245,20 @@ def read_plan(pool: str) -> Plan:
     )
 
 
-def _shards_of_round(pool: str, each: Round) -> pa.Table:
+def _shards_of_round(layout: PoolLayout, each: Round) -> pa.Table:
     """The table SHARDS of a round. ValueError, with the remedy, where it is damaged."""
     path = disk.join(each.path, "shards.parquet")
     try:
         table = disk.read_parquet(path).cast(SHARDS)
     except FileNotFoundError:
-        raise _damaged_plan(pool, path, each.number, "it is missing") from None
+        raise _damaged_plan(layout, path, each.number, "it is missing") from None
     except ValueError as error:
         reason = str(error).removeprefix(f"{path} ")
-        raise _damaged_plan(pool, path, each.number, reason) from None
+        raise _damaged_plan(layout, path, each.number, reason) from None
     nulls = sum(column.null_count for column in table.columns)
     if nulls or len(table) != each.shards:
         problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {each.shards}"
-        raise _damaged_plan(pool, path, each.number, problem)
+        raise _damaged_plan(layout, path, each.number, problem)
     return table
 
 

@@ -21,7 +21,7 @@ from clipmill.manifests import disk, identity
 from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
-from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, Fetch, Recipe
@@ -345,7 +345,7 @@ def sort_retries(job: PlanJob) -> Work:
         done = retried_keys(rounds, shards[0], shards[-1])
         tables = [schema.empty_table()]
         for shard in shards:
-            wanted = np.setdiff1d(_transient_keys(pool, shard), done)
+            wanted = np.setdiff1d(_transient_keys(job.out.layout, shard), done)
             if len(wanted):
                 positions = pa.array(wanted % KEYS_PER_SHARD)
                 rows = read_shard_table(pool, shard, rounds).take(positions)
@@ -357,9 +357,9 @@ def sort_retries(job: PlanJob) -> Work:
     return work
 
 
-def _transient_keys(pool: str, shard: int) -> Integers:
+def _transient_keys(layout: PoolLayout, shard: int) -> Integers:
     """The keys of a committed shard's rows that may succeed when they are asked for again."""
-    classes = Pool.of_tickets(pool).of_shards(shard_name(shard)).read(shard, ["class"])["class"]
+    classes = Pool.of_tickets(layout.root).of_shards(shard).read(shard, ["class"])["class"]
     transient = pc.fill_null(pc.equal(classes, "transient"), False).to_numpy()
     return np.flatnonzero(transient).astype(np.int64) + shard * KEYS_PER_SHARD
 
@@ -506,7 +506,7 @@ def write_plan(
     ValueError where the plan was made of another recipe or of other pairs: it names what changed.
     LeaseLost where another command has taken the lease over.
     """
-    pool, parts = out.pool, read_parts(out.pool)
+    pool, parts = out.pool, read_parts(out.layout)
     if not len(parts):
         raise ValueError(f"{pool} has no pairs to plan; run the stage crawl first")
     expected = pc.max(parts["parts"]).as_py()
@@ -564,7 +564,7 @@ def add_retries(
     its own. No round is written where no row is left.
     """
     pool = out.pool
-    plan, rounds, shards = read_plan(pool), read_rounds(pool), _shards_to_retry(pool)
+    plan, rounds, shards = read_plan(pool), read_rounds(pool), _shards_to_retry(out.layout)
     if not len(shards):
         _remove_scratch(out)
         return {}
@@ -683,9 +683,9 @@ def _job(
     )
 
 
-def _shards_to_retry(pool: str) -> Integers:
+def _shards_to_retry(layout: PoolLayout) -> Integers:
     """The committed shards that have rows to retry, as far as the counts of their reasons say."""
-    commits = read_commits(pool, ["reasons"])
+    commits = read_commits(layout.root, ["reasons"])
     is_asked = np.zeros(len(commits), dtype=bool)
     start = 0
     transient = pa.array([name for name, kind in REASONS.items() if kind == "transient"])

@@ -55,22 +55,22 @@ SHARDS = PoolLayout("").shards.strip("/")
 SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
 
 
-def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
+def read_commit_record(layout: PoolLayout, shard: int | str) -> CommitRecord | None:
     """The commit record of a shard; None where the shard is not committed."""
     try:
-        return CommitRecord.read(PoolLayout(pool).commit_record(shard))
+        return CommitRecord.read(layout.commit_record(shard))
     except FileNotFoundError:
         return None
 
 
 @contextlib.contextmanager
-def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
+def publication_lock(layout: PoolLayout, shard: int | str) -> Iterator[bool]:
     """At most one process or thread of this machine publishes a shard of a local pool at a time.
 
     The lock ends with its process. A remote pool, and a file system without locks, has none: the
     body gets False.
     """
-    folder = PoolLayout(pool).shards
+    folder = layout.shards
     if disk.is_url(folder):
         yield False
         return
@@ -95,30 +95,30 @@ def publication_lock(pool: str, shard: int | str) -> Iterator[bool]:
             path.unlink(missing_ok=True)
 
 
-def remove_uncommitted(pool: str) -> list[str]:
+def remove_uncommitted(layout: PoolLayout) -> list[str]:
     """Remove tars and sidecars that no commit record names, and partial files; returns their names.
 
     What is committed is read from the index, where there is one. Call it under the lease of the
     pool. ValueError for a tar or a table of a shard's name that another program wrote; then nothing
     is removed.
     """
-    folder = PoolLayout(pool).shards
-    commits = read_commits(pool, ["tar"])
+    folder = layout.shards
+    commits = read_commits(layout.root, ["tar"])
     leftovers = _leftovers(folder, disk.list_names(folder), _committed_files(commits))
     for path in leftovers:
         disk.remove(path)
     return [path.removeprefix(f"{folder}/") for path in leftovers]
 
 
-def remove_partial_files(pool: str) -> None:
+def remove_partial_files(layout: PoolLayout) -> None:
     """Remove what killed processes had not yet given its name, outside of the shards.
 
     Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
     another command may just be asking for it.
     """
-    if disk.is_url(pool):
+    if disk.is_url(layout.root):
         return  # an object is there whole or not at all
-    root = disk.local_path(pool)
+    root = disk.local_path(layout.root)
     for path in root.glob("views/.*.partial-*"):  # masks in the making
         shutil.rmtree(path, ignore_errors=True)
     for folder, folders, files in os.walk(root):
@@ -252,9 +252,9 @@ class PoolWriter:
         """LeaseLost where the lease is not the pool's last one."""
         if self.fence is None:
             return
-        there = _read(self.pool)
+        there = _read(self.layout)
         if there is None or there.fence != self.fence:
-            raise LeaseLost(_lost_message(self.pool, self.fence, there))
+            raise LeaseLost(_lost_message(self.layout, self.fence, there))
 
     def publish(self, staged: Path, path: str) -> None:
         """Give a finished local file its name; it takes the place of one that is there."""
@@ -294,19 +294,19 @@ class PoolWriter:
 class Lease:
     """A lease that this process holds and renews."""
 
-    pool: str
+    layout: PoolLayout
     record: LeaseRecord
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def renew(self) -> bool:
         """Move the end of the lease; False where another command has taken it over."""
-        there = _read(self.pool)
+        there = _read(self.layout)
         if there is None or there.fence > self.record.fence:
             return False
         self.record = dataclasses.replace(
             self.record, expires=time.time() + LEASE_S, uptime=time.monotonic()
         )
-        disk.write_json(PoolLayout(self.pool).lease_json, self.record)
+        disk.write_json(self.layout.lease_json, self.record)
         return True
 
     def keep(self) -> None:
@@ -314,21 +314,21 @@ class Lease:
         while not self._stop.wait(LEASE_S / RENEWALS):
             try:
                 if not self.renew():
-                    fence = self.record.fence
-                    logger.error("%s", _lost_message(self.pool, fence, _read(self.pool)))
+                    lost = _lost_message(self.layout, self.record.fence, _read(self.layout))
+                    logger.error("%s", lost)
                     return
             except (OSError, ValueError) as error:  # the next renewal may work
-                logger.warning("the lease of %s could not be renewed: %s", self.pool, error)
+                logger.warning("the lease of %s could not be renewed: %s", self.layout, error)
 
     def give_back(self, thread: threading.Thread) -> None:
         """Stop renewing and mark the lease as free; its fence stays in the file."""
         self._stop.set()
         thread.join()
-        there = _read(self.pool)
+        there = _read(self.layout)
         if there is None or there.fence != self.record.fence:
             return
         free = dataclasses.replace(there, owner=None, expires=0.0)
-        disk.write_json(PoolLayout(self.pool).lease_json, free)
+        disk.write_json(self.layout.lease_json, free)
 
 
 @contextlib.contextmanager
@@ -338,11 +338,12 @@ def hold_lease(pool: str, wait_s: float = 0.0, *, create: bool = False) -> Itera
     `wait_s` is how long to wait for that one. Unless `create` is set, a folder without shards gets
     no lease: the body says itself what is missing.
     """
-    if not create and not disk.exists(PoolLayout(pool).shards):
+    layout = PoolLayout(pool)
+    if not create and not disk.exists(layout.shards):
         yield PoolWriter(pool)
         return
-    lease = Lease(pool, _acquire(pool, wait_s))
-    remove_partial_files(pool)
+    lease = Lease(layout, _acquire(layout, wait_s))
+    remove_partial_files(layout)
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)
     thread.start()
     try:
@@ -367,7 +368,7 @@ class LeaseWatch:
         LEASE_S.
         """
         path = PoolLayout(pool).lease_json
-        record = _read(pool)
+        record = _read(PoolLayout(pool))
         return None if record is None or self.why_free(path, record) else record.owner
 
     def why_free(self, path: str, record: LeaseRecord) -> str | None:
@@ -393,7 +394,7 @@ class LeaseWatch:
         return None
 
 
-def _acquire(pool: str, wait_s: float) -> LeaseRecord:
+def _acquire(layout: PoolLayout, wait_s: float) -> LeaseRecord:
     """The lease, as soon as it is free; LeaseHeld after `wait_s` seconds, or as soon as it is known
     whether its owner renews it.
     """
@@ -401,7 +402,7 @@ def _acquire(pool: str, wait_s: float) -> LeaseRecord:
     watch, waiting = LeaseWatch(), False
     while True:
         try:
-            return _take(pool, watch)
+            return _take(layout, watch)
         except LeaseHeld as error:
             if time.monotonic() >= ends and not watch.is_undecided:
                 raise
@@ -413,13 +414,12 @@ def _acquire(pool: str, wait_s: float) -> LeaseRecord:
             time.sleep(min(POLL_S, left_s) if left_s > 0 else POLL_S)
 
 
-def _take(pool: str, watch: LeaseWatch) -> LeaseRecord:
+def _take(layout: PoolLayout, watch: LeaseWatch) -> LeaseRecord:
     """Claim the next fence and write lease.json. LeaseHeld where another process has it."""
-    layout = PoolLayout(pool)
-    before = _read(pool)
+    before = _read(layout)
     because: str | None = "there was none"
     if before is not None and (because := watch.why_free(layout.lease_json, before)) is None:
-        raise LeaseHeld(_held_message(pool, before))
+        raise LeaseHeld(_held_message(layout, before))
     assert because is not None
     first = fence = 0 if before is None else before.fence
     while True:
@@ -436,26 +436,26 @@ def _take(pool: str, watch: LeaseWatch) -> LeaseRecord:
             break
         except FileExistsError:
             claim = layout.lease_claim(fence)
-            other = _read(pool, claim)
+            other = _read(layout, claim)
             if other is None or watch.why_free(claim, other) is None:  # None: just removed
-                raise LeaseHeld(_held_message(pool, other)) from None
-    after = _read(pool)
+                raise LeaseHeld(_held_message(layout, other)) from None
+    after = _read(layout)
     if after is not None and after.fence >= fence:  # it was taken and given back in the meantime
         disk.remove(layout.lease_claim(fence))
-        raise LeaseHeld(_held_message(pool, after))
+        raise LeaseHeld(_held_message(layout, after))
     disk.write_json(layout.lease_json, record)
     for old in range(max(first, 1), fence):
         disk.remove(layout.lease_claim(old))
     if before is not None and before.owner is not None:
         logger.warning(
-            "%s: its lease is taken over from %s: %s", pool, _owner_text(before.owner), because
+            "%s: its lease is taken over from %s: %s", layout, _owner_text(before.owner), because
         )
     return record
 
 
-def _read(pool: str, path: str | None = None) -> LeaseRecord | None:
+def _read(layout: PoolLayout, path: str | None = None) -> LeaseRecord | None:
     """lease.json of a pool, or a claim file; None where there is none."""
-    path = path or PoolLayout(pool).lease_json
+    path = path or layout.lease_json
     try:
         document = disk.read_json(path)
         record: LeaseRecord = disk.from_plain(LeaseRecord, document)
@@ -505,19 +505,20 @@ def _owner_text(owner: LeaseOwner) -> str:
     return f"`{owner.command}` (process {owner.pid} on {owner.host}, since {shown})"
 
 
-def _held_message(pool: str, record: LeaseRecord | None) -> str:
+def _held_message(layout: PoolLayout, record: LeaseRecord | None) -> str:
     if record is None or record.owner is None:
-        return f"{pool}: another command took its lease at the same moment; run this one again"
+        return f"{layout}: another command took its lease at the same moment; run this one again"
     return (
-        f"{pool} is being written by {_owner_text(record.owner)}; wait for that command or end it: "
-        f"its lease is free at its end, for another machine after {LEASE_S:.0f} s without a renewal"
+        f"{layout} is being written by {_owner_text(record.owner)}; wait for that command or end "
+        f"it: its lease is free at its end, for another machine after {LEASE_S:.0f} s without a "
+        "renewal"
     )
 
 
-def _lost_message(pool: str, fence: int, record: LeaseRecord | None) -> str:
+def _lost_message(layout: PoolLayout, fence: int, record: LeaseRecord | None) -> str:
     """`fence` is that of the command which has lost the lease, `record` the lease now."""
     if record is None:
-        return f"{pool}: its lease.json was removed while it was written; run the command again"
+        return f"{layout}: its lease.json was removed while it was written; run the command again"
     owner = "another command" if record.owner is None else _owner_text(record.owner)
     why = f", because {record.because}" if record.fence == fence + 1 else ""
-    return f"{pool}: its lease was taken over by {owner}{why}; nothing more is written"
+    return f"{layout}: its lease was taken over by {owner}{why}; nothing more is written"

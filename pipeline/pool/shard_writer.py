@@ -146,8 +146,8 @@ def publish_shard(
     shard at the same moment.
     """
     table = pa.Table.from_pylist(list(rows), schema=schema)
-    with publication_lock(out.pool, shard) as exclusive:
-        if (existing := read_commit_record(out.pool, shard)) is not None:
+    with publication_lock(out.layout, shard) as exclusive:
+        if (existing := read_commit_record(out.layout, shard)) is not None:
             return existing
         out.check()
         files = _publish_files(out.layout, shard, table, tar, staged_tar, 0, exclusive)
@@ -188,8 +188,8 @@ def replace_shard(
     layout = out.layout
     path = layout.commit_record(shard)
     assert (tar is None) == (staged_tar is None)
-    with publication_lock(out.pool, shard) as exclusive:
-        old = read_commit_record(out.pool, shard)
+    with publication_lock(out.layout, shard) as exclusive:
+        old = read_commit_record(out.layout, shard)
         if old is None:
             raise ValueError(f"shard {shard_name(shard)} of {out.pool} is not committed")
         before = disk.read_bytes(path)

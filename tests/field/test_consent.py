@@ -507,7 +507,7 @@ def test_examples_with_a_purged_url_or_host_are_dropped(
     told = {name: text for name, text, _, _ in EXAMPLES}
     table = disk.read_parquet(path).replace_schema_metadata(None)
     disk.write_parquet(path, table, {**metadata, "examples": told})
-    write_parts(pool)
+    write_parts(PoolLayout(pool))
     assert commands.audit(["purge", pool, selector, "--dry-run"]) == 0
     assert disk.read_metadata(path)["examples"] == told
     assert commands.audit(["purge", pool, selector, "--json"]) == 0
@@ -516,7 +516,7 @@ def test_examples_with_a_purged_url_or_host_are_dropped(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["examples"] == len(told) - len(kept)
     assert disk.read_metadata(path)["examples"] == kept
     stored = disk.read_parquet(PoolLayout(pool).parts)
-    assert stored.equals(read_parts(pool))
+    assert stored.equals(read_parts(PoolLayout(pool)))
     assert dict(stored["examples"].to_pylist()[0]) == kept
     for file in Path(pool).rglob("*"):
         assert not file.is_file() or b"img.gone.test/a.jpg'" not in file.read_bytes()

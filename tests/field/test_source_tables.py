@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.crawl.parts import examples, part_totals, read_parts
 from tests.support import commands
 
@@ -447,7 +448,7 @@ def test_a_table_is_read_as_it_is_meant_or_counted(
     for path in sorted((tmp_path / "pool" / "pairs").glob("part-*.parquet")):
         pairs += disk.read_parquet(path).to_pylist()
     assert tuple(pair["caption"] for pair in pairs) == row.captions
-    parts = read_parts(str(tmp_path / "pool"))
+    parts = read_parts(PoolLayout(str(tmp_path / "pool")))
     totals = part_totals(parts)
     assert totals["reasons"] == row.reasons
     assert totals["links"] == len(row.captions) + sum(row.reasons.values())

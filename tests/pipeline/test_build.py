@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill.commands import build as entry
+from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.executor.tickets import Report
 from clipmill.pipeline.pool.lease import read_commit_record
@@ -245,10 +246,12 @@ def test_rows_of_a_site_whose_robots_txt_failed_are_opened_again_by_a_retry(
     words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
     web.robots["a.web.test"] = (503, b"")
     assert commands.build([*words, "--until", "fetch"]) == 0
-    assert read_commit_record(str(tmp_path / "pool"), 0).reasons == {"permission_unknown": 3}
+    assert read_commit_record(PoolLayout(str(tmp_path / "pool")), 0).reasons == {
+        "permission_unknown": 3
+    }
     del web.robots["a.web.test"]
     assert commands.build([*words, "--until", "fetch", "--retry", "transient"]) == 0
-    assert read_commit_record(str(tmp_path / "pool"), 1).successes == 3
+    assert read_commit_record(PoolLayout(str(tmp_path / "pool")), 1).successes == 3
 
 
 @pytest.fixture
@@ -294,7 +297,7 @@ def test_only_regular_files_are_read_as_images(make: Any, tmp_path: Path, run: L
     )
     pool = tmp_path / "pool"
     assert run(tmp_path / "r.yaml", "--out", pool, "--until", "fetch")[0] == 0
-    record = read_commit_record(str(pool), 0)
+    record = read_commit_record(PoolLayout(str(pool)), 0)
     assert record is not None
     assert (record.successes, record.reasons) == (1, {"missing_file": 1})
 

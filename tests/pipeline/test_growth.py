@@ -16,6 +16,7 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import view_names
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import RunRecord, ViewDocument, read_document
 from clipmill.pipeline.crawl.parts import read_parts
 from tests.support import commands
@@ -85,7 +86,7 @@ def test_three_weekly_lists(lists: Lists, capsys: pytest.CaptureFixture[str]) ->
         assert commands.audit(["verify", str(lists.pool)]) == 0
         assert commands.build([str(lists.folder / "r.yaml"), "--out", str(lists.pool)]) == 0
         assert lists.files() == now, "a build of the same lists does nothing"
-    assert read_parts(str(lists.pool))["pairs"].to_pylist() == [3, 2, 1]
+    assert read_parts(PoolLayout(str(lists.pool)))["pairs"].to_pylist() == [3, 2, 1]
     capsys.readouterr()
     assert commands.audit(["counts", str(lists.pool), "--json"]) in (0, 2)
 
@@ -96,7 +97,7 @@ def test_the_order_of_names_is_not_that_of_the_parts(lists: Lists) -> None:
     lists.write("a.csv", 1, 2)
     lists.write("z.csv", 3)
     assert lists.build() == 0
-    assert read_parts(str(lists.pool))["wat"].to_pylist() == ["m.csv", "a.csv", "z.csv"]
+    assert read_parts(PoolLayout(str(lists.pool)))["wat"].to_pylist() == ["m.csv", "a.csv", "z.csv"]
     assert lists.build() == 0
     assert lists.captions() == [f"picture {number}" for number in range(4)]
 
@@ -193,7 +194,7 @@ def test_a_growth_that_is_killed_goes_on(step: int, lists: Lists, tmp_path: Path
     assert lists.captions() == [f"picture {number}" for number in range(5)]
     now = lists.files()
     assert {name: now[name] for name in before} == before
-    assert read_parts(str(lists.pool))["parts"].to_pylist() == [1, 2]
+    assert read_parts(PoolLayout(str(lists.pool)))["parts"].to_pylist() == [1, 2]
     assert commands.audit(["verify", str(lists.pool)]) == 0
 
 
@@ -269,10 +270,10 @@ def test_a_folder_of_images_grows_in_place(
     assert "images is new: 1 pairs, 2 of 3 rows were there before" in caplog.text
     write(n3="three")
     assert build() == 0
-    parts = read_parts(str(pool))["pairs"].to_pylist()
+    parts = read_parts(PoolLayout(str(pool)))["pairs"].to_pylist()
     assert parts == [2, 1, 1]
     assert build() == 0
-    assert read_parts(str(pool))["pairs"].to_pylist() == parts, "nothing is new"
+    assert read_parts(PoolLayout(str(pool)))["pairs"].to_pylist() == parts, "nothing is new"
     (images / "1.png").unlink()
     del texts[1]
     write()

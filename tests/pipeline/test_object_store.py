@@ -85,7 +85,7 @@ def assert_whole(pool: str) -> None:
 def commit_and_replace(pool: str) -> None:
     write_five(pool)
     replace_shard(PoolWriter(pool), 3, read_sidecar(pool, 3))
-    remove_uncommitted(pool)
+    remove_uncommitted(PoolLayout(pool))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -107,7 +107,7 @@ def test_a_fault_at_every_request_of_a_commit_leaves_one_whole_shard(
         commit_and_replace(pool)
         failed = proxy.failed
         proxy.fail_at(0, fault)
-        record = read_commit_record(pool, 3)
+        record = read_commit_record(PoolLayout(pool), 3)
         assert record is not None, (n, failed)
         assert record.tar_sha256 == expected.tar_sha256
         assert_whole(pool)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Source
 from clipmill.pipeline import table_files as tables
 from clipmill.pipeline.crawl.crawler import crawl
@@ -235,7 +236,7 @@ def crawled(path: Path, source: str = "") -> tuple[int, list[dict[str, Any]], di
     )
     words = [str(recipe), "--out", str(pool), "--until", "crawl", "--engine", "inline"]
     status = commands.build(words)
-    parts = read_parts(str(pool))
+    parts = read_parts(PoolLayout(str(pool)))
     if status or parts is None:
         return status, [], {}
     pairs = disk.read_parquet(pool / "pairs" / "part-00000.parquet").to_pylist()

@@ -77,21 +77,21 @@ def _same_json(text: bytes, other: bytes) -> bool:
 def test_an_index_json_that_is_none_is_named(pool: str, text: str) -> None:
     Path(pool, "index/index.json").write_text(text)
     with pytest.raises(ValueError, match=rf"index\.json is damaged: .*; {REINDEX}"):
-        read_index_document(pool)
+        read_index_document(PoolLayout(pool))
 
 
 def test_an_index_of_a_newer_program_is_refused(pool: str) -> None:
-    document = read_index_document(pool)
+    document = read_index_document(PoolLayout(pool))
     assert document is not None
-    write_document(pool, dataclasses.replace(document, version=4))
+    write_document(PoolLayout(pool), dataclasses.replace(document, version=4))
     with pytest.raises(ValueError, match=r"has version 4; this clipmill reads up to 3"):
-        read_index_document(pool)
+        read_index_document(PoolLayout(pool))
 
 
 def test_the_highest_revision_of_a_shard_wins_in_any_order(tmp_path: Path) -> None:
     old, new = commit_record(5), commit_record(5, revision=1, tar="00005.r1.tar")
     for order in ([old, new], [new, old], [new, old, new]):
-        table = newest_rows("p", to_table([*order, commit_record(4)]))
+        table = newest_rows(PoolLayout("p"), to_table([*order, commit_record(4)]))
         assert table["shard"].to_pylist() == [4, 5]
         assert table["revision"].to_pylist() == [0, 1]
 
@@ -100,21 +100,21 @@ def test_two_records_of_one_shard_that_differ_are_damage(tmp_path: Path) -> None
     pool = str(tmp_path)
     write_record(pool, 5)
     batches = [to_table([commit_record(5)]), to_table([commit_record(5, count=6, successes=3)])]
-    named = tuple(write_file(pool, batch) for batch in batches)
+    named = tuple(write_file(PoolLayout(pool), batch) for batch in batches)
     document = IndexDocument(version=1, closed=False, files=named, shards=2)
     with pytest.raises(ValueError, match=rf"different records of shard 00005; {REINDEX}"):
-        read_files(pool, document)
+        read_files(PoolLayout(pool), document)
     again = IndexDocument(version=1, closed=False, files=(named[0], named[0]), shards=2)
-    assert read_files(pool, again)[1].num_rows == 1
+    assert read_files(PoolLayout(pool), again)[1].num_rows == 1
 
 
 def test_a_file_that_a_writer_merged_meanwhile_is_found_in_the_new_index(pool: str) -> None:
-    old = read_index_document(pool)
+    old = read_index_document(PoolLayout(pool))
     assert old is not None
     write_record(pool, 7)
     update_index(pool)
     assert not Path(pool, "index", old.files[0].name).exists()
-    read, table = read_files(pool, old)
+    read, table = read_files(PoolLayout(pool), old)
     assert (read.shards, table.num_rows) == (5, 5)
 
 
@@ -217,7 +217,7 @@ def test_an_open_index_is_completed_from_a_listing(
         write_record(pool, shard)
     with pytest.raises(KeyboardInterrupt), IndexWriter(pool):
         raise KeyboardInterrupt
-    document = read_index_document(pool)
+    document = read_index_document(PoolLayout(pool))
     assert document is not None
     assert not document.closed
     for shard in (6, 7, 8):
@@ -313,7 +313,7 @@ def test_killed_between_any_two_steps(
         resumed = build(pool, range(7))
         assert list(resumed.records()) == list(whole.records())
         assert resumed.fingerprint == whole.fingerprint
-        document = read_index_document(pool)
+        document = read_index_document(PoolLayout(pool))
         assert document is not None
         assert document.closed
         named = {file.name for file in document.files}
@@ -348,7 +348,7 @@ def test_a_shard_that_is_replaced_is_forgotten_first(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         repair()
-    document = read_index_document(pool)
+    document = read_index_document(PoolLayout(pool))
     assert document is not None
     assert (document.closed, document.shards) == (False, 3)
     commits = read_commits(pool)

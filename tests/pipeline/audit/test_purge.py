@@ -481,7 +481,7 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
     uids = {row["uid"] for row in chosen}
     assert purge(pool, capsys, *(f"uid={uid}" for uid in uids))["rows"] == len(uids)
     # A reader that trusts the closed index finds the new files, and so does one that does not.
-    document = read_index_document(pool)
+    document = read_index_document(PoolLayout(pool))
     assert document is not None
     assert document.closed
     after = read_commits(pool)

@@ -42,7 +42,7 @@ def pool(whole: Path, tmp_path: Path) -> Path:
 def test_no_index_is_made_where_there_is_no_pool(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no shards/; is it the folder of a pool"):
         repair.reindex(PoolWriter(str(tmp_path)))
-    assert read_index_document(str(tmp_path)) is None
+    assert read_index_document(PoolLayout(str(tmp_path))) is None
 
 
 def values(pool: Path, shard: int) -> list[dict[str, object]]:
@@ -70,7 +70,7 @@ def test_a_sidecar_is_rebuilt_from_its_tar(pool: Path, damage: Callable[[Path], 
     assert verify(str(pool)) == []
     assert values(pool, shard) == before
     assert tar_path.read_bytes() == tar
-    record = read_commit_record(str(pool), shard)
+    record = read_commit_record(PoolLayout(str(pool)), shard)
     assert record is not None
     assert record.revision == 1
 
@@ -115,7 +115,7 @@ def test_rows_whose_outcome_is_lost_can_be_asked_again(audited_pool: Path, tmp_p
 
 
 def count_of(pool: str, shard: str) -> dict[str, int]:
-    record = read_commit_record(pool, shard)
+    record = read_commit_record(PoolLayout(pool), shard)
     assert record is not None
     return record.reasons
 

@@ -153,7 +153,7 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
     rows = [{**dict.fromkeys(PAIRS.names), "uid": uid, "link": k} for k, uid in enumerate(uids)]
     metadata = {"pairs": len(uids), "reasons": {}, "source_id": "x"}
     table = pa.Table.from_pylist(rows, schema=PAIRS)
-    disk.write_parquet(crawler.extracted(pool, 0), table, metadata)
+    disk.write_parquet(crawler.extracted(PoolLayout(pool), 0), table, metadata)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crawler, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
         assert crawler.commit(PoolWriter(pool), ["x"], {}, "inline", counts=np.array([5])) == {}
@@ -165,6 +165,6 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
 def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{**dict.fromkeys(PAIRS.names), "uid": "x" * 32}], schema=PAIRS)
     metadata = {"pairs": 1, "reasons": {}}
-    disk.write_parquet(crawler.extracted(str(tmp_path), 0), table, metadata)
+    disk.write_parquet(crawler.extracted(PoolLayout(str(tmp_path)), 0), table, metadata)
     failed = crawler.commit(PoolWriter(str(tmp_path)), ["x"], {}, "inline", counts=np.array([1]))
     assert "a uid does not have 32 hex digits" in failed["scatter-00000"]

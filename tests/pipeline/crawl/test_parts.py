@@ -63,7 +63,7 @@ def make(folder: Path, scheme: str = "") -> str:
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_one_row_a_part_from_the_footers_or_from_the_table(tmp_path: Path, scheme: str) -> None:
     pool = make(tmp_path, scheme)
-    table = read_parts(pool)
+    table = read_parts(PoolLayout(pool))
     assert table.schema == PARTS
     assert table["pairs"].to_pylist() == [10, 10, 10]
     assert part_totals(table) == {
@@ -74,20 +74,20 @@ def test_one_row_a_part_from_the_footers_or_from_the_table(tmp_path: Path, schem
     assert dropped_rows(table.slice(1)).tolist() == [0, 5]
     assert examples(table) == {"empty_alt": "row 0", "scheme": "row 0"}
     assert content_of(table) == [{"size": 0}, {"size": 1}, {"size": 2}]
-    assert write_parts(pool).equals(table)
+    assert write_parts(PoolLayout(pool)).equals(table)
     for part in range(3):
         disk.write_bytes(PoolLayout(pool).pairs_part(part), b"not read")
-    assert read_parts(pool).equals(table)
+    assert read_parts(PoolLayout(pool)).equals(table)
 
 
 def test_a_table_of_other_parts_is_not_believed(tmp_path: Path) -> None:
     pool = make(tmp_path)
-    write_parts(pool)
+    write_parts(PoolLayout(pool))
     Path(PoolLayout(pool).pairs_part(2)).unlink()
-    assert read_parts(pool)["pairs"].to_pylist() == [10, 10]
-    assert len(read_parts(str(tmp_path / "empty"))) == 0
-    assert dropped_rows(read_parts(str(tmp_path / "empty"))).tolist() == []
-    assert part_totals(read_parts(str(tmp_path / "empty")))["reasons"] == {}
+    assert read_parts(PoolLayout(pool))["pairs"].to_pylist() == [10, 10]
+    assert len(read_parts(PoolLayout(str(tmp_path / "empty")))) == 0
+    assert dropped_rows(read_parts(PoolLayout(str(tmp_path / "empty")))).tolist() == []
+    assert part_totals(read_parts(PoolLayout(str(tmp_path / "empty"))))["reasons"] == {}
 
 
 def test_the_digest_follows_uids_and_order_and_not_the_batches() -> None:
@@ -114,17 +114,17 @@ def test_rows_between_two_numbers(tmp_path: Path, start: int, stop: int) -> None
 def test_a_file_that_is_no_part_is_an_error(tmp_path: Path) -> None:
     disk.write_parquet(tmp_path / "pairs/part-00000.parquet", PAIRS.empty_table(), {})
     with pytest.raises(ValueError, match=r"part-00000\.parquet is no part of the pairs.*'links'"):
-        read_parts(str(tmp_path))
+        read_parts(PoolLayout(str(tmp_path)))
     (tmp_path / "pairs/part-00000.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"part-00000\.parquet is damaged, or no Parquet file"):
-        read_parts(str(tmp_path))
+        read_parts(PoolLayout(str(tmp_path)))
 
 
 @pytest.mark.parametrize("column", [None, "name", "pairs", "links", "uids"])
 def test_a_damaged_table_of_the_parts_is_not_needed(tmp_path: Path, column: str | None) -> None:
     pool = make(tmp_path)
-    expected = write_parts(pool)
-    check_stored_table(pool)
+    expected = write_parts(PoolLayout(pool))
+    check_stored_table(PoolLayout(pool))
     path = Path(PoolLayout(pool).parts)
     if column is None:
         damaged = bytearray(path.read_bytes())
@@ -140,19 +140,19 @@ def test_a_damaged_table_of_the_parts_is_not_needed(tmp_path: Path, column: str 
         nulls = pa.nulls(3, field.type)
         index = PARTS.get_field_index(column)
         disk.write_parquet(path, expected.set_column(index, field, nulls))
-    assert stored_table(pool, 3) is None
+    assert stored_table(PoolLayout(pool), 3) is None
     with pytest.raises(ValueError, match="no table of 3 parts"):
-        check_stored_table(pool)
-    assert read_parts(pool).equals(expected)
+        check_stored_table(PoolLayout(pool))
+    assert read_parts(PoolLayout(pool)).equals(expected)
 
 
 def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """part-100000 comes before part-99999 in a listing."""
     for part in (99_999, 100_000, 0):
         write_part(tmp_path, PAIRS.empty_table(), part, links=part)
-    names = part_names(str(tmp_path))
+    names = part_names(PoolLayout(str(tmp_path)))
     assert names == [f"part-{part:05d}.parquet" for part in (0, 99_999, 100_000)]
-    parts = read_parts(str(tmp_path))
+    parts = read_parts(PoolLayout(str(tmp_path)))
     assert parts["part"].to_pylist() == parts["links"].to_pylist() == [0, 99_999, 100_000]
 
 
@@ -161,7 +161,7 @@ def test_another_file_among_the_pairs_is_named_and_stays(tmp_path: Path, name: s
     pool = make(tmp_path)
     disk.write_parquet(tmp_path / "pairs" / name, pa.table({"a": [1]}))
     with pytest.raises(ValueError, match=r"pairs/.* is no part of the pairs; move it out"):
-        read_parts(pool)
+        read_parts(PoolLayout(pool))
     assert (tmp_path / "pairs" / name).exists()
 
 
@@ -169,10 +169,10 @@ def test_another_file_among_the_pairs_is_named_and_stays(tmp_path: Path, name: s
 def test_a_footer_of_other_values_is_named(tmp_path: Path, metadata: dict[str, Any]) -> None:
     write_part(tmp_path, PAIRS.empty_table(), **metadata)
     with pytest.raises(ValueError, match=r"part-00000\.parquet is no part .* restore it"):
-        read_parts(str(tmp_path))
+        read_parts(PoolLayout(str(tmp_path)))
     disk.write_parquet(tmp_path / "pairs/part-00000.parquet", pa.table({"a": [1]}))
     with pytest.raises(ValueError, match=r"part-00000\.parquet is no part"):
-        read_parts(str(tmp_path))
+        read_parts(PoolLayout(str(tmp_path)))
 
 
 def test_a_damaged_byte_of_a_part_is_noticed(tmp_path: Path) -> None:

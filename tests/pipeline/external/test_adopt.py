@@ -86,9 +86,9 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
 def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:
     path, _ = img2dataset_like(tmp_path / "data")
     take(tmp_path / "pool", path)
-    assert remove_uncommitted(str(tmp_path / "pool")) == []
+    assert remove_uncommitted(PoolLayout(str(tmp_path / "pool"))) == []
     (tmp_path / "pool/shards/00000_stats.json").unlink()
-    assert remove_uncommitted(str(tmp_path / "pool")) == ["00000.parquet"]
+    assert remove_uncommitted(PoolLayout(str(tmp_path / "pool"))) == ["00000.parquet"]
     assert path.exists()
 
 

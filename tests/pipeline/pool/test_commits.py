@@ -73,7 +73,7 @@ def test_a_kill_between_any_two_writes_leaves_nothing_readable(
             write_five(pool)
     expected = {"00003"} if (n, after) == (3, True) else set()
     assert set(read_commit_records(pool)) == expected
-    remove_uncommitted(pool)
+    remove_uncommitted(PoolLayout(pool))
     assert set(read_commit_records(pool)) == expected
     assert len(disk.list_names(disk.join(pool, "shards"))) == 3 * len(expected)
     again = write_five(pool)
@@ -98,7 +98,7 @@ def test_a_kill_while_a_file_is_written_leaves_only_what_clean_removes(
             write_five(str(tmp_path))
     assert [name for name in files_of(tmp_path) if not name.startswith(".")] == []
     assert len(files_of(tmp_path)) > 0
-    assert len(remove_uncommitted(str(tmp_path))) > 0
+    assert len(remove_uncommitted(PoolLayout(str(tmp_path)))) > 0
     assert files_of(tmp_path) == {}
 
 
@@ -109,20 +109,20 @@ def test_leftovers_are_removed_and_what_is_committed_and_refuses_what_is_not_our
     write_five(str(tmp_path), 1)
     (tmp_path / "shards/00001_stats.json").unlink()
     kept = {name: data for name, data in files_of(tmp_path).items() if name.startswith("00000")}
-    assert remove_uncommitted(str(tmp_path)) == ["00001.parquet", "00001.tar"]
+    assert remove_uncommitted(PoolLayout(str(tmp_path))) == ["00001.parquet", "00001.tar"]
     assert files_of(tmp_path) == kept
     with tarfile.open(tmp_path / "shards/00007.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("000070000.jpg"), None)
         info = tarfile.TarInfo("a.jpg")
         info.mtime = 5
         tar.addfile(info)
-    assert remove_uncommitted(str(tmp_path)) == ["00007.tar"]  # begins as ours do
+    assert remove_uncommitted(PoolLayout(str(tmp_path))) == ["00007.tar"]  # begins as ours do
     with tarfile.open(tmp_path / "shards/00007.tar", "w") as tar:
         info = tarfile.TarInfo("holiday.jpg")
         info.mtime = 5
         tar.addfile(info)
     with pytest.raises(ValueError, match=r"00007\.tar was not written by clipmill; move it"):
-        remove_uncommitted(str(tmp_path))
+        remove_uncommitted(PoolLayout(str(tmp_path)))
     assert (tmp_path / "shards/00007.tar").exists()
 
 
@@ -147,7 +147,7 @@ def test_no_record_is_read_where_the_index_has_them(
     monkeypatch.setattr(CommitRecord, "read", classmethod(counted))
     # Only the record of the shard with an unknown file is compared with it.
     leftovers = ["00004.r1.tar", "00008.tar", "00009.parquet"]
-    assert remove_uncommitted(pool) == leftovers
+    assert remove_uncommitted(PoolLayout(pool)) == leftovers
     assert paths == [layout.commit_record(4)]
     assert len(read_commit_records(pool)) == 7
     # A shard that a closed index does not have is not taken for a leftover.
@@ -157,7 +157,7 @@ def test_no_record_is_read_where_the_index_has_them(
     for path in [*tmp_path.glob("index.json"), *tmp_path.glob("commits-*")]:
         path.rename(tmp_path / "index" / path.name)
     assert 7 not in read_commits(pool)
-    assert remove_uncommitted(pool) == []
+    assert remove_uncommitted(PoolLayout(pool)) == []
     assert disk.exists(layout.shard_tar(7))
 
 
@@ -166,11 +166,12 @@ def test_the_statistics_of_another_program_are_no_commit_record(tmp_path: Path) 
         tmp_path / "shards/00000_stats.json", {"count": 10, "successes": 9, "status_dict": {}}
     )
     (tmp_path / "shards/00000.tar").write_bytes(b"precious")
-    for function in (read_commit_records, remove_uncommitted):
+    places = (read_commit_records, str(tmp_path)), (remove_uncommitted, PoolLayout(str(tmp_path)))
+    for function, place in places:
         with pytest.raises(
             ValueError, match=r"00000_stats\.json is not a commit record.*source of kind shards"
         ):
-            function(str(tmp_path))
+            function(place)
     assert (tmp_path / "shards/00000.tar").read_bytes() == b"precious"
 
 
@@ -198,7 +199,7 @@ def test_a_slow_second_writer_does_not_damage_a_committed_shard(
 
     monkeypatch.setattr(ShardWriter, "_write_tar", slow)
     record = write_five(pool, given=other_image())
-    assert record == read_commit_record(pool, 3)
+    assert record == read_commit_record(PoolLayout(pool), 3)
     assert disk.file_sha256(PoolLayout(pool).tar(record)) == record.tar_sha256
     assert disk.file_sha256(PoolLayout(pool).sidecar(3)) == record.sidecar_file_sha256
 
@@ -209,7 +210,7 @@ def test_two_writers_at_the_same_time_leave_one_whole_shard(tmp_path: Path) -> N
             rows = (five_rows(), other_image())
             futures = [threads.submit(write_five, str(tmp_path), number, None, r) for r in rows]
             first, second = (future.result() for future in futures)
-        assert first == second == read_commit_record(str(tmp_path), number)
+        assert first == second == read_commit_record(PoolLayout(str(tmp_path)), number)
         assert disk.file_sha256(PoolLayout(str(tmp_path)).tar(first)) == first.tar_sha256
     assert not [name for name in files_of(tmp_path) if name.startswith(".")]
 
@@ -232,7 +233,7 @@ def test_a_record_that_appears_without_the_lock_is_not_replaced(
 
 
 def test_a_shard_that_is_not_committed_has_no_record(tmp_path: Path) -> None:
-    assert read_commit_record(str(tmp_path), 3) is None
+    assert read_commit_record(PoolLayout(str(tmp_path)), 3) is None
     with pytest.raises(FileNotFoundError):
         read_sidecar(str(tmp_path), 3)
 
@@ -269,7 +270,9 @@ def test_a_replaced_shard_gets_names_that_its_new_record_names(store: str, tmp_p
             "00003.r1.tar", "00003.r1.parquet", 1,
         )  # fmt: skip
         assert (record.task, record.group, record.fence) == (old.task, old.group, out.fence)
-        assert record == read_commit_record(pool, 3) == read_commit_records(pool)["00003"]
+        assert (
+            record == read_commit_record(PoolLayout(pool), 3) == read_commit_records(pool)["00003"]
+        )
         assert disk.read_bytes(layout.tar(record)) == staged.read_bytes()
         assert read_sidecar(pool, 3, ["caption"])["caption"][0].as_py() == "gone"
         # Only the sidecar again: the tar keeps its name
@@ -280,7 +283,7 @@ def test_a_replaced_shard_gets_names_that_its_new_record_names(store: str, tmp_p
         "00003.r2.parquet",
         "00003_stats.json",
     ]
-    assert remove_uncommitted(pool) == []
+    assert remove_uncommitted(PoolLayout(pool)) == []
 
 
 def test_an_adopted_tar_stays_where_it_is(tmp_path: Path) -> None:
@@ -334,10 +337,10 @@ def test_a_kill_during_a_replacement_leaves_the_old_or_the_new_shard(
                 patch.setattr(disk, name, deadly)
             with contextlib.suppress(KeyboardInterrupt):
                 replace_shard(PoolWriter(pool), 3, as_sidecar(table), tar, staged_tar=staged)
-        record = read_commit_record(pool, 3)
+        record = read_commit_record(PoolLayout(pool), 3)
         assert record is not None
         assert (record == old) == (n < 3)
-        remove_uncommitted(pool)
+        remove_uncommitted(PoolLayout(pool))
         assert set(files_of(Path(pool))) == {record.tar, record.sidecar, "00003_stats.json"}
         assert disk.file_sha256(PoolLayout(pool).tar(record)) == record.tar_sha256
         assert read_sidecar(pool, 3).num_rows == 5
@@ -361,7 +364,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
     monkeypatch.setattr(disk, "create_file", meanwhile)
     with pytest.raises(FileExistsError, match="another content"):
         replace_shard(PoolWriter(pool), 3, as_sidecar(table))
-    assert read_commit_record(pool, 3) == CommitRecord.from_plain(changed)
+    assert read_commit_record(PoolLayout(pool), 3) == CommitRecord.from_plain(changed)
 
 
 def test_leftovers_under_a_name_without_a_lock_are_passed_over(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_stopped_owner_is_taken_over_after_the_end_and_learns_of_it(
     monkeypatch.setattr(lease, "LEASE_S", 0.6)
     pool = str(tmp_path)
     with hold_lease(pool, create=True) as first:
-        renew, own = lease.Lease.renew, lease.Lease(pool, record_of(pool))
+        renew, own = lease.Lease.renew, lease.Lease(PoolLayout(pool), record_of(pool))
         monkeypatch.setattr(
             lease.Lease, "renew", lambda each: each.record.fence == first.fence or renew(each)
         )
