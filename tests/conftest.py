@@ -68,10 +68,13 @@ LEFT_S = 300.0  # until a process that was asked to end has ended
 # looks at them while they are made, nor later: that is a tenth of the quick tests.
 gc.disable()
 
-# Under nohup every process of the tests would ignore SIGHUP, as it should, and those that expect it
-# would fail. A handler is reset in each program that is started; this process still survives it.
+# Under nohup every process of the tests would ignore SIGHUP, as it should, and in the background of
+# a script SIGINT: those that expect the signal would fail or wait. A handler is reset in each
+# program that is started; this process still survives a SIGHUP.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
