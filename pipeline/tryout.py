@@ -226,10 +226,11 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
     ValueError where there are no pictures, no captions, or two forms of captions and none is named.
     """
     if disk.is_url(folder) or not disk.local_path(folder).is_dir():
+        is_file = not disk.is_url(folder) and disk.local_path(folder).is_file()
         urls = ". A list of URLs becomes a pool by `clipmill build` (docs/start/img2dataset.md)"
         raise ValueError(
             f"{disk.shown_path(folder)} is no folder on this machine; name a folder of pictures"
-            f"{urls if disk.exists(folder) else ''}"
+            f"{urls if is_file else ''}"
         )
     folder = os.path.abspath(disk.local_path(folder))
     inside = ImageFolder(folder, Source(kind="image_folder", paths=(folder,), captions="txt"))

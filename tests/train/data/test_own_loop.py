@@ -383,12 +383,20 @@ def test_a_pickle_has_the_position_and_no_open_file(tiny_pool):
         assert_equal(batch, expected)
 
 
+@pytest.fixture
 def names_of_threads():
+    """The threads of a loader that are there now, without those that earlier tests have left."""
+    others = set(threading.enumerate())
     names = ("plan", "decode", "read", "columns")
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith(names))
+
+    def now():
+        threads = set(threading.enumerate()) - others
+        return sorted(t.name for t in threads if t.name.startswith(names))
+
+    return now
 
 
-def test_threads_end_with_a_break_a_close_an_error_and_the_end(tiny_pool):
+def test_threads_end_with_a_break_a_close_an_error_and_the_end(tiny_pool, names_of_threads):
     loader = small(tiny_pool, workers=2)
     for _ in loader:
         assert names_of_threads()
@@ -408,7 +416,7 @@ def test_threads_end_with_a_break_a_close_an_error_and_the_end(tiny_pool):
     assert list(old) == []
 
 
-def test_an_interrupted_batch_comes_again(tiny_pool):
+def test_an_interrupted_batch_comes_again(tiny_pool, names_of_threads):
     calls = []
 
     def interrupted(image):
