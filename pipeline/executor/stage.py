@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -118,7 +119,7 @@ class ActorPool:
                 ticket = self.queue.start_next(actor, starting_workers=len(self._starting), now=now)
                 if ticket is not None:
                     self.outcomes.counter.started(ticket.id)
-                    self._running[actor.run.remote(ticket)] = (actor, ticket)
+                    self._running[actor.run.remote(pickle.dumps(ticket))] = (actor, ticket)
 
     def wait(self, timeout_s: float) -> list[Any]:
         """Wait until a worker has started or a ticket has ended, at most `timeout_s` seconds.
@@ -530,7 +531,7 @@ def _run_one_by_one(
             time.sleep(seconds_until(queue.retry_time(now)) or 0)
             continue
         outcomes.counter.started(ticket.id)
-        ended = outcomes.record(ticket, *worker.run(ticket))
+        ended = outcomes.record(ticket, *worker.run(pickle.dumps(ticket)))
         retry_time = outcomes.retry_time(ticket)
         queue.finished(THIS_PROCESS, ticket, retry=not ended, not_before=retry_time)
 
@@ -548,7 +549,7 @@ def _run_in_threads(
                 ticket := queue.start_next(THIS_PROCESS, now=now)
             ):
                 outcomes.counter.started(ticket.id)
-                running[threads.submit(worker.run, ticket)] = ticket
+                running[threads.submit(worker.run, pickle.dumps(ticket))] = ticket
             pause = seconds_until(queue.retry_time(now))
             if not running:
                 time.sleep(pause or 0)

@@ -447,8 +447,12 @@ class Worker:
             return ["broken", error_line(error)]
         return ["ready", ""]
 
-    def run(self, ticket: Ticket) -> list[str]:
-        """Work on one ticket. ["done", result as JSON] or ["raised", its error]."""
+    def run(self, pickled: bytes) -> list[str]:
+        """Work on one ticket. It comes pickled, so that the threads of an actor of Ray, which begin
+        in order, do not lose it over the import of a payload's module. ["done", result as JSON] or
+        ["raised", its error].
+        """
+        ticket: Ticket = pickle.loads(pickled)
         assert self._work is not None
         try:
             with waits.doing(f"{self.stage_name} {ticket.id}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import time
 from collections import Counter
@@ -257,7 +258,7 @@ def worker_of(stage: Stage) -> Worker:
 
 def test_an_error_is_one_line_with_the_line_of_our_code() -> None:
     worker = worker_of(Stage(name="s", work=Failing))
-    kind, text = worker.run(Ticket(id="7", group="a"))
+    kind, text = worker.run(pickle.dumps(Ticket(id="7", group="a")))
     assert kind == "raised"
     assert text.startswith("OSError: no space left for 7 (test_tickets.py:")
     assert error_line(ValueError("the tar is cut off")) == "the tar is cut off"
@@ -271,10 +272,10 @@ def test_a_mistake_is_logged_without_a_traceback_unless_one_is_asked_for(
 ) -> None:
     worker = worker_of(Stage(name="s", work=Refusing))
     monkeypatch.delenv("CLIPMILL_TRACEBACK", raising=False)
-    assert worker.run(Ticket(id="7", group="a")) == ["raised", "7 is cut off"]
+    assert worker.run(pickle.dumps(Ticket(id="7", group="a"))) == ["raised", "7 is cut off"]
     assert not caplog.records
     monkeypatch.setenv("CLIPMILL_TRACEBACK", "1")
-    worker.run(Ticket(id="7", group="a"))
+    worker.run(pickle.dumps(Ticket(id="7", group="a")))
     assert caplog.records[0].exc_info
 
 
