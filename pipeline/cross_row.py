@@ -42,7 +42,7 @@ from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in
 from clipmill.filters.user_file import UserCodeError, error_line
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import parquet_bytes
-from clipmill.manifests.arrays import Mask
+from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name, uids_checksum
@@ -82,7 +82,6 @@ ROW_MASK = np.uint64((1 << 32) - 1)
 ID = "id_of_row"
 
 Ids = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

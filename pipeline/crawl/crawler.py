@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import PAIRS, hex_bytes, with_extra
 from clipmill.manifests.commits import in_threads
 from clipmill.manifests.layout import PoolLayout
@@ -74,7 +75,6 @@ WHERE row > first ORDER BY row
 """
 ROW = pa.schema([("row", pa.uint64())])
 NUMBERED = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.uint64())])
-Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 

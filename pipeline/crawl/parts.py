@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
@@ -34,7 +34,6 @@ from clipmill.pipeline.table_files import batch_rows
 
 BATCH = 10_000  # rows
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
-Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 PARTS = pa.schema(
     [

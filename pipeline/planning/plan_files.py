@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clipmill.manifests import disk, identity
+from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Pair, Recipe
@@ -87,7 +86,6 @@ SHARDS = pa.schema(
     ]
 )
 PLAN_KEYS = {"version", "pairs", "recipe", "groups", "round", "shards", "rows", "files"}
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

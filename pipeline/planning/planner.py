@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from clipmill.manifests import disk, identity
-from clipmill.manifests.arrays import Mask
+from clipmill.manifests.arrays import Hashes, Integers, Mask
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
 from clipmill.manifests.layout import PoolLayout
@@ -65,7 +65,6 @@ from clipmill.pipeline.table_files import row_of_address
 KEY_BITS = 54  # of an order key in a place; the 10 above them are those of a group
 SLICES_PER_FILE = 16  # of a group that is too large for one file
 SHARDS_PER_FILE = 256  # a reader of a file reads a footer that grows with them
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +157,6 @@ ROW_BITS = 20  # of the key of a row that lies in a row group
 PLAIN_HOST = re.compile(r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)")
 # The same in RE2's syntax, where $ is the end of the text.
 PLAIN_HOST_RE2 = r"^https?://(?P<host>[a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|$)"
-Hashes = npt.NDArray[np.uint64]
 
 
 def host_of(url: str) -> str:
