@@ -12,7 +12,7 @@ V := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo docs quick quick-tests test all-tests check chaos
-.PHONY: mutation bench bench-peers bench-page bench-growth bench-fetch bench-scale bench-gpu
+.PHONY: mutation bench bench-peers bench-page bench-growth bench-fetch bench-scale bench-whole bench-gpu
 venv: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
@@ -83,6 +83,11 @@ bench-fetch: venv       # make bench-fetch PICTURES=a/folder/of/photographs; nee
 
 bench-scale: venv       # hours at all sizes: make bench-scale SCALE="--part index --sizes 1 2"
 	$(V)/python benchmarks/scale.py $(SCALE)
+
+# A made web of many pictures from WAT to report, with kills: hours, in legs that go on in the folder.
+# make bench-whole WHOLE="--folder /data/whole --pictures 2000000 --minutes 150"
+bench-whole: venv
+	$(V)/python benchmarks/whole.py $(WHOLE)
 
 # Needs a GPU, torch and little else, so no environment is made; WHEELS names folders with open_clip's wheels.
 bench-gpu:

@@ -4,9 +4,9 @@
     python benchmarks/scaling/web.py --hosts 200 --port 0
 
 prints its port and serves until it is ended. The path decides the answer: /ok/N.jpg is one of 256
-JPEGs, /gone/N.jpg a 404, /text/N.jpg a page of HTML, /cut/N.jpg half a JPEG, /late/N.jpg a JPEG or
-after GET /_refuse a 500, until GET /_serve. GET /_requests answers with the number of requests for
-images so far.
+JPEGs, /drawn/N.jpg a picture of its own, /copy/N.jpg the bytes of an earlier one, /gone/N.jpg a
+404, /text/N.jpg a page of HTML, /cut/N.jpg half a JPEG, /late/N.jpg a JPEG or after GET /_refuse a
+500, until GET /_serve. GET /_requests answers with the number of requests for images so far.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ from PIL import Image
 SIDE = 64  # pixels
 IMAGES = 256
 KINDS = ("ok", "gone", "text", "cut")
+COLOURS = {
+    "red": (200, 40, 40),
+    "green": (50, 160, 60),
+    "blue": (50, 70, 200),
+    "yellow": (220, 200, 60),
+    "black": (30, 30, 30),
+    "white": (230, 230, 230),
+    "violet": (140, 60, 170),
+    "orange": (230, 130, 40),
+}
 
 
 def hosts(count: int) -> list[str]:
@@ -50,6 +60,34 @@ def expected(count: int) -> dict[str, int]:
         "not_an_image": kinds.count("text"),
         "decode_error": kinds.count("cut"),
     }
+
+
+def colours(number: int) -> tuple[str, str, np.random.Generator]:
+    """(what a drawn picture shows, what its caption says, what draws the rest). Three captions in
+    ten name other colours.
+    """
+    rng = np.random.Generator(np.random.PCG64(number))
+    left, right, *others = [list(COLOURS)[n] for n in rng.integers(0, len(COLOURS), 4)]
+    shown = f"{left} left of {right}"
+    return shown, shown if number % 10 > 2 else " left of ".join(others), rng
+
+
+def drawn(number: int) -> bytes:
+    """A JPEG of 1.3 kB: two colours side by side under noise."""
+    shown, _, rng = colours(number)
+    left, _, _, right = shown.split()
+    cells = np.empty((8, 8, 3))
+    cells[:, :4], cells[:, 4:] = COLOURS[left], COLOURS[right]
+    cells += rng.normal(0, 40, cells.shape)
+    sink = io.BytesIO()
+    image = Image.fromarray(cells.clip(0, 255).astype(np.uint8))
+    image.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(sink, "JPEG", quality=85)
+    return sink.getvalue()
+
+
+def original_of(number: int) -> int:
+    """The number of the picture that /copy/NUMBER.jpg repeats."""
+    return number - 2
 
 
 def jpegs() -> list[bytes]:
@@ -87,7 +125,7 @@ class Answers:
             return response("200 OK", b"", "text/plain")
         if kind == b"_requests":
             return response("200 OK", str(self.requests).encode(), "text/plain")
-        if kind not in (b"ok", b"cut", b"text", b"gone", b"late"):
+        if kind not in (b"ok", b"drawn", b"copy", b"cut", b"text", b"gone", b"late"):
             return self.gone  # robots.txt and other files of a site
         self.requests += 1
         if kind == b"text":
@@ -96,7 +134,11 @@ class Answers:
             return self.gone
         if kind == b"late" and self.is_refusing:
             return self.broken
-        number = int(name.partition(b".")[0]) % IMAGES
+        number = int(name.partition(b".")[0])
+        if kind in (b"drawn", b"copy"):
+            picture = drawn(number if kind == b"drawn" else original_of(number))
+            return response("200 OK", picture, "image/jpeg")
+        number %= IMAGES
         return self.cut[number] if kind == b"cut" else self.whole[number]
 
 
@@ -129,11 +171,12 @@ async def serve(count: int, port: int) -> None:
 
 
 @contextlib.contextmanager
-def serving(count: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(count: int, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The web in a process of its own, and its port. It ends with this process, also if that is
     killed.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), "--hosts", str(count), "--until-eof"]
+    command = [sys.executable, str(Path(__file__).resolve()), "--until-eof"]
+    command += ["--hosts", str(count), "--port", str(port)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert process.stdin is not None

@@ -52,7 +52,7 @@ SHORT_TIMEOUTS = {"config_kwargs": {"read_timeout": 2.0, "connect_timeout": 2.0}
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
-    """The address of a server with an empty bucket `pools`."""
+    """The address of a server with a bucket `pools`, empty but for what the folder has of it."""
     with open(folder / "s3_server.log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(folder), "127.0.0.1"],
@@ -68,7 +68,7 @@ def s3_server(folder: Path) -> Iterator[str]:
             address = urlsplit(url)
             connection = http.client.HTTPConnection(address.netloc, timeout=300)
             connection.request("PUT", f"/{BUCKET}")
-            assert connection.getresponse().status == 200
+            assert connection.getresponse().status in (200, 409)  # 409: it is there
             connection.close()
             yield url
         finally:
