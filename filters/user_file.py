@@ -212,7 +212,6 @@ def _module(kind: str, path: str, text: str) -> ModuleType:
     name = f"clipmill_filter_{sha256[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    disk.bring_in_pandas()  # its values may be Series
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module  # dataclasses and pickle look a class up by its module

@@ -67,7 +67,7 @@ ATTACHED = """exec 3<&0 </dev/null
 { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 &
 exec 3<&-; exec "$@" """
 _stopped_by: int = signal.SIGINT  # the signal of the last KeyboardInterrupt
-_runs_command = _is_guest = _owns_process = False
+_runs_command = _is_guest = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -197,11 +197,6 @@ def in_notebook() -> bool:
     return Console().is_jupyter
 
 
-def owns_process() -> bool:
-    """Whether this process was started for a command, so that no program of others runs in it."""
-    return _owns_process
-
-
 def stop_signals() -> list[signal.Signals]:
     """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -218,8 +213,6 @@ def end_on_stop_signals() -> None:
     handlers. Closed standard streams are opened first, and a process that a command started ends
     with it (`end_with_parent`).
     """
-    global _owns_process
-    _owns_process = True
     open_standard_streams()
     end_with_parent()
     sys.excepthook = _uncaught

@@ -68,7 +68,6 @@ from clipmill.manifests.disk.plain import (
 from clipmill.manifests.disk.tables import (
     SEAL,
     DamagedTable,
-    bring_in_pandas,
     create_json,
     metadata_of,
     naming_table,

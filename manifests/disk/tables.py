@@ -9,14 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clipmill.manifests import console
 from clipmill.manifests.disk.files import (
     CountedFile,
     content_hash,
@@ -36,33 +36,38 @@ ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
 ARROW_SUFFIX = re.compile(r"\s*\(\w+\.(?:py|cc|pxi):\d+\)$")
 
 
-class _NoPandas:
-    """A finder of modules that refuses pandas."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == "pandas":
-            raise ImportError("it is left out", name=name)
-
-
-def leave_out_pandas() -> None:
-    """Let PyArrow not find pandas, which it imports with its first array where it is installed:
-    0.2 s. From now on `pa.array` takes a Series for any other sequence; `to_pandas` works.
+class _LatePandas:
+    """A finder of modules. PyArrow asks for pandas with its first array, and imports it where it is
+    installed: 0.2 s. This refuses it that once, and lets PyArrow ask again when the program has
+    imported pandas itself.
     """
-    if "pandas" not in sys.modules:
-        refusal: Any = _NoPandas()
-        sys.meta_path.insert(0, refusal)
-        pa.array([])  # it asks once
-        sys.meta_path.remove(refusal)
+
+    def __init__(self) -> None:
+        self.refuses = True
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "pandas":
+            return None
+        if self.refuses:
+            raise ImportError("it is left out", name=name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, (f.find_spec(name, path, target) for f in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_ask(module: ModuleType) -> None:
+                execute(module)
+                pa.array([]).to_pandas()  # asks
+
+            spec.loader.exec_module = then_ask
+        return spec
 
 
-def bring_in_pandas() -> None:
-    """Let PyArrow find pandas again, where it is installed: for code of other people."""
-    with suppress(ImportError):
-        pa.array([]).to_pandas()
-
-
-if console.owns_process():
-    leave_out_pandas()
+if "pandas" not in sys.modules:
+    _late_pandas: Any = _LatePandas()
+    sys.meta_path.insert(0, _late_pandas)
+    pa.array([])  # asks
+    _late_pandas.refuses = False
 
 
 class DamagedTable(OSError, pa.ArrowInvalid):  # type: ignore[misc]
