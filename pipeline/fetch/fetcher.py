@@ -143,6 +143,7 @@ class Fetcher:
         self._unread = self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._outage: asyncio.Task[None] | None = None  # while no row starts
         self._no_time = f"its host had no time for it in {settings.patience_s:g} s"
 
     async def fetch(
@@ -174,6 +175,8 @@ class Fetcher:
         for shard in list(self._shards.values()):
             await self._drop(shard)
         self._set_timer(None)
+        if self._outage is not None:
+            self._outage.cancel()
         try:
             await self.sites.close()
         finally:
@@ -243,6 +246,9 @@ class Fetcher:
             )
 
     def _run_out_of_patience(self, shard: _ShardFetch) -> None:
+        if self._outage is not None:  # no host was slow
+            shard.patience = None
+            return
         shard.out_of_patience = True
         self._end_busy([(row, self._no_time) for row in self.queues.remove(shard.number)])
 
@@ -251,7 +257,14 @@ class Fetcher:
             self._end(row, row.last or Answer(reason="host_busy", detail=detail))
 
     def _start_rows(self) -> None:
-        """Start rows while there is room, and set the timer for hosts that have a later row."""
+        """Start rows while there is room, and set the timer for hosts that have a later row. None
+        starts while the network is down.
+        """
+        if self._outage is not None:
+            return
+        if self.requests.outage.is_suspected:
+            self._outage = asyncio.create_task(self._wait_for_network())
+            return
         while (
             self._running + self._unread < self.settings.concurrency
             and self._unread_bytes < UNREAD_BYTES
@@ -263,6 +276,25 @@ class Fetcher:
             row.shard.start(self._visit(row, host))
         if (at := self.queues.wake_at()) != self._timer_at:
             self._set_timer(at)
+
+    async def _wait_for_network(self) -> None:
+        """No row is rejected meanwhile. What was silent for it is asked again, and the patience of
+        the earliest shard starts anew.
+        """
+        self.queues.is_paused = True
+        try:
+            if await self.requests.outage.wait():
+                self.queues.forgive()
+                self.sites.forgive()
+                self.requests.forgive()
+                for shard in self._shards.values():
+                    if shard.patience is not None:
+                        shard.patience.cancel()
+                        shard.patience = None
+        finally:
+            self.queues.is_paused, self._outage = False, None
+        self._start_patience()
+        self._start_rows()
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:

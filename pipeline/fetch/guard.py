@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import ipaddress
 import itertools
@@ -277,6 +278,7 @@ LOOKUPS = 32  # names that are new to DNS at once: small resolvers fail above a 
 NEW_S = 0.25  # how long a lookup counts as new; later ones are waiting for a silent name server
 LOOKUP_AGE_S = 600.0  # an address, or that there is none, is looked up again after this time
 FAILED_S = 60.0  # a name that DNS could not answer for is left alone for this time
+CONNECT_S = 3.0  # for a connection that only shows whether there is a network
 NO_SUCH_NAME = frozenset(
     {dns_errors.ARES_ENOTFOUND, dns_errors.ARES_ENODATA, dns_errors.ARES_EBADNAME}
 )
@@ -399,6 +401,29 @@ class Resolver(AbstractResolver):
         lookup = self._lookup(host)
         if not lookup.begun.is_set():
             await lookup.begun.wait()
+
+    async def connects(self, host: str, port: int) -> bool:
+        """Whether a name is found, asked anew, and one of its addresses takes a connection."""
+        self._lookups.pop(host, None)
+        with contextlib.suppress(OSError):  # a TimeoutError is one
+            async with asyncio.timeout(CONNECT_S):
+                places = [(host, port)]
+                if not ADDRESS.fullmatch(host):
+                    found = await self.resolve(host, port)
+                    places = [(each["host"], each["port"]) for each in found]
+                for place in places:
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection(*place)
+                        writer.close()
+                        return True
+        return False
+
+    def forgive(self) -> None:
+        """Forget the names that DNS did not answer for."""
+        for host, lookup in list(self._lookups.items()):
+            answer = lookup.answer
+            if answer.done() and not answer.cancelled() and answer.exception() is not None:
+                del self._lookups[host]
 
     async def close(self) -> None:
         """End the lookups under way."""

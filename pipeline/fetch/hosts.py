@@ -60,6 +60,7 @@ class Queues(Generic[Row]):
         self._later: list[tuple[float, int, Host[Row]]] = []
         self._count = itertools.count()
         self._sweep_at = SWEEP
+        self.is_paused = False  # no row is rejected: what hosts do says nothing about them
 
     def host(self, name: str) -> Host[Row]:
         """The queue of that name."""
@@ -159,6 +160,12 @@ class Queues(Generic[Row]):
         host.paused_until = max(host.paused_until, self._clock() + min(pause_s, LONGEST_PAUSE_S))
         return self._rejected(host)
 
+    def forgive(self) -> None:
+        """Hosts that gave no answer did so without a fault of theirs."""
+        for host in self._hosts.values():
+            host.silent, host.probe_at = 0, -math.inf
+            self._schedule(host)
+
     def remove(self, shard: int) -> list[Row]:
         """Remove every waiting row of a shard."""
         rows: list[Row] = []
@@ -170,6 +177,8 @@ class Queues(Generic[Row]):
 
     def _closed(self, host: Host[Row]) -> str | None:
         now = self._clock()
+        if self.is_paused:
+            return None
         if host.given_up and now < host.probe_at:
             return "not asked: several rows in a row got no answer from this host"
         if host.paused_until - now > self._settings.patience_s:

@@ -29,7 +29,8 @@ from clipmill.manifests.schema import Fetch
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.archives.codings import INFLATED, PACKED, Dechunker, Inflater, coding_names
 from clipmill.pipeline.fetch import guard
-from clipmill.pipeline.fetch.guard import AddressSource, Refused, Resolver
+from clipmill.pipeline.fetch.guard import UNKNOWN, AddressSource, Refused, Resolver
+from clipmill.pipeline.fetch.outage import Outage
 
 # --------------------------------------------------------------------------------------------------
 # The body of one response as it arrives: bytes counted on the wire and unpacked, memory, rate.
@@ -451,6 +452,7 @@ class Requests:
         self._policy = policy
         self.budget = Budget(max(BUDGET, settings.max_bytes))
         self._resolver = Resolver(settings, source)
+        self.outage = Outage(self._resolver.connects)
         connector = _Connector(
             resolver=self._resolver,
             use_dns_cache=False,  # the resolver keeps addresses, and failures too
@@ -484,6 +486,24 @@ class Requests:
         """Return as soon as DNS is asked for a host, so that no time is lost to other names."""
         await self._resolver.wait_for_start(host)
 
+    def forgive(self) -> None:
+        """Names that DNS did not answer for are asked for again."""
+        self._resolver.forgive()
+
+    async def _response(
+        self, url: str, headers: Mapping[str, str] | None = None
+    ) -> aiohttp.ClientResponse:
+        """The response to one request. Whether it comes is noted for the network as a whole."""
+        target = URL(url, encoded=True)
+        try:
+            response = await self._session.get(target, allow_redirects=False, headers=headers)
+        except BaseException as error:
+            if not _is_of_host(error):
+                self.outage.failed(str(target.raw_host))
+            raise
+        self.outage.answered(str(target.raw_host), target.port or 0)
+        return response
+
     async def image(self, url: str, row_signals: dict[str, Any], *, last: bool) -> Answer:
         """One request for an image. Opt-out headers are added to `row_signals`.
 
@@ -494,9 +514,7 @@ class Requests:
         exchange = _Exchange(self._settings.max_bytes + FRAMING, last)
         _exchange.set(exchange)
         try:
-            async with self._session.get(
-                URL(url, encoded=True), allow_redirects=False, headers=headers
-            ) as response:
+            async with await self._response(url, headers) as response:
                 return await self._read(response, row_signals)
         except (aiohttp.ClientError, OSError) as error:
             return _failure(error, exchange)
@@ -544,7 +562,7 @@ class Requests:
         exchange = _Exchange(limit + CHUNK + FRAMING)
         _exchange.set(exchange)
         try:
-            async with self._session.get(URL(url, encoded=True), allow_redirects=False) as response:
+            async with await self._response(url) as response:
                 status, headers = response.status, response.headers
                 location = headers.get("Location") if status in REDIRECTS else None
                 body = await _up_to(response, limit) if status == 200 else b""
@@ -582,6 +600,18 @@ async def _up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 # --- reasons ---------------------------------------------------------------------------------
+
+
+def _is_of_host(error: BaseException) -> bool:
+    """Whether an error tells of a host, or of its name, and not of the network on the way."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return isinstance(cause, Refused) or getattr(cause, "errno", None) in UNKNOWN
+    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError, Refused)):
+        return True
+    return not isinstance(
+        error, (aiohttp.ClientConnectionError, asyncio.CancelledError, TimeoutError, OSError)
+    )
 
 
 def _failure(error: Exception, exchange: _Exchange) -> Answer:

@@ -643,6 +643,12 @@ class Sites:
             self._sites[origin] = self._sites.pop(origin)
         return self._verdict(site, origin, url)
 
+    def forgive(self) -> None:
+        """Forget the sites whose files could not be read, but for those that asked for a pause."""
+        for origin, site in list(self._sites.items()):
+            if site.failures and site.retry_at is None:
+                del self._sites[origin]
+
     async def close(self) -> None:
         """Stop the requests under way."""
         for task in self._reading.values():
