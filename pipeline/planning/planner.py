@@ -67,17 +67,22 @@ SLICES_PER_FILE = 16  # of a group that is too large for one file
 SHARDS_PER_FILE = 256  # a reader of a file reads a footer that grows with them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanFile:
     """What one file of the plan holds: consecutive shards of a round."""
 
     number: int
     first_shard: int
-    groups: Sequence[int]  # of each shard
-    sizes: Sequence[int]  # rows of each shard
+    groups: Sequence[int] | Integers  # of each shard
+    sizes: Sequence[int] | Integers  # rows of each shard
+
+    def plain(self) -> dict[str, Any]:
+        """As the footer of the file has it."""
+        lists = {"groups": [*map(int, self.groups)], "sizes": [*map(int, self.sizes)]}
+        return {**disk.to_plain(self), **lists}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilePart(PlanFile):
     """One out of consecutive cells, the payload of a ticket of merge.
 
@@ -133,8 +138,8 @@ def file_parts(
             FilePart(
                 number=len(parts),
                 first_shard=first,
-                groups=groups[first:end].tolist(),
-                sizes=sizes[first:end].tolist(),
+                groups=groups[first:end],  # no copies: a plan may have millions of shards
+                sizes=sizes[first:end],
                 end_shard=end,
                 first_cell=cell,
                 end_cell=int(np.searchsorted(cell_bounds, row_bounds[end], "left")),
@@ -463,7 +468,7 @@ def _shards_file(
                 decides = settings + (f"\n{shard}" if numbered else "")
                 ids.append(shard_id(table["uid"].combine_chunks(), retried, decides))
                 writer.write_table(table, row_group_size=table.num_rows)
-            metadata = {**disk.to_plain(file), "ids": ids, "job": job.id}
+            metadata = {**file.plain(), "ids": ids, "job": job.id}
             writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
         yield staged, shards_file(job.folder, file.number)
 
