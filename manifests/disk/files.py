@@ -389,8 +389,8 @@ LONGEST_PAUSE_S = 10.0
 NETWORK_ERRORS = {
     getattr(errno, name)
     for name in (
-        "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "EIO", "ENETDOWN",
-        "ENETUNREACH", "EPIPE", "EREMOTEIO", "ETIMEDOUT",
+        "EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "EIO",
+        "ENETDOWN", "ENETUNREACH", "EPIPE", "EREMOTEIO", "ESTALE", "ETIMEDOUT",
     )
     if hasattr(errno, name)
 }  # fmt: skip
@@ -437,9 +437,9 @@ def http_status(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """True for timeouts, lost connections and the statuses 408, 429 and 5xx of a remote store; not
-    of what `retried` gave up."""
-    if getattr(error, "errno", None) == errno.EHOSTDOWN:
+    """True for timeouts, lost connections, also of a network file system, and the statuses 408, 429
+    and 5xx of a remote store; not of what `retried` gave up."""
+    if any(getattr(each, "errno", None) == errno.EHOSTDOWN for each in _chain(error)):
         return False
     status = http_status(error)
     if status is not None and status >= 300:

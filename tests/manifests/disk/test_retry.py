@@ -28,11 +28,19 @@ def answered(status: int, code: str = "") -> OSError:
     [
         answered(500), answered(503, "SlowDown"), answered(429), answered(408),
         answered(409, "ConditionalRequestConflict"), TimeoutError(), ConnectionResetError(),
-        OSError(errno.EIO, "x"), OSError(errno.EBUSY, "x"), aiohttp.ServerDisconnectedError(),
+        OSError(errno.EIO, "x"), OSError(errno.EBUSY, "x"), OSError(errno.ESTALE, "x"),
+        OSError(errno.EAGAIN, "x"), aiohttp.ServerDisconnectedError(),
     ],
 )  # fmt: skip
 def test_errors_that_pass(error: Exception) -> None:
     assert disk.is_transient(error)
+
+
+def test_what_was_given_up_is_not_tried_again_under_another_error() -> None:
+    given_up, error = OSError(errno.EHOSTDOWN, "x"), ValueError("x")
+    given_up.__cause__, error.__cause__ = TimeoutError(), given_up
+    assert not disk.is_transient(given_up)
+    assert not disk.is_transient(error)
 
 
 @pytest.mark.parametrize(
