@@ -100,7 +100,7 @@ class Build:
     def run(self, until: str) -> dict[str, Any]:
         """The stages up to `until`; returns what `build` does."""
         pool, layout = self.pool, self.out.layout
-        _refuse_other_source(layout, self.recipe)
+        _refuse_other_source(pool, self.recipe)
         check_not_locked(pool, self.recipe)
         before = _finished_state(layout)
         seconds: dict[str, float] = {}
@@ -325,24 +325,24 @@ def check_recipe(
             check_filter(spec, scored=scored)
 
 
-def _refuse_other_source(layout: PoolLayout, recipe: Recipe) -> None:
+def _refuse_other_source(pool: str, recipe: Recipe) -> None:
     """ValueError, before anything is written, where a pool was built from another source, or was
     begun from one and is not far enough to have its recipe.
     """
-    reader.refuse_other_source(layout.root, recipe)
-    pairs = disk.list_names(layout.pairs, ".parquet")
-    begun_with_pairs = is_planned(layout.root) or bool(pairs)
+    reader.refuse_other_source(pool, recipe)
+    layout = PoolLayout(pool)
+    begun_with_pairs = is_planned(pool) or bool(disk.list_names(layout.pairs, ".parquet"))
     is_tars = SOURCES[recipe.source.kind].images == "tars"
     begun = ""
     if is_tars and begun_with_pairs:
         begun = "was begun from a source of pairs"
     elif not is_tars and not begun_with_pairs and disk.exists(layout.shards):
-        records = read_commits(layout.root).records()
+        records = read_commits(pool).records()
         if any(record.adopted for record in islice(records, 1)):
             begun = "was begun from tars that exist already"
     if begun:
         raise ValueError(
-            f"{layout} {begun}, and recipe {recipe.name!r} has a source of kind "
+            f"{pool} {begun}, and recipe {recipe.name!r} has a source of kind "
             f"{recipe.source.kind}: build it into another folder"
         )
 

@@ -162,24 +162,22 @@ class ShardUnit:
 class Step:
     """One kind of tickets of a job, each of which leaves a file."""
 
-    name: str  # as it is shown
+    name: str  # as it is shown; its last word, behind ": ", begins those of the tickets
     work: WorkFactory
     job: Any
     lacks: Mask  # (tickets,) True for each whose file is not there: it runs
     payload: Callable[[int], Any] = lambda number: number  # of a ticket, by its number
-    called: str = ""  # the tickets, where it is not by the last word of the name
     gpus: float = 0
     measure: Measurer | None = None
     on_done: Callable[[str, dict[str, Any]], None] | None = None
 
     def tickets(self) -> Tickets:
         """Those whose files are not there."""
-        numbers = np.flatnonzero(self.lacks)
-        called = self.called or self.name.rpartition(": ")[2]
+        numbers, kind = np.flatnonzero(self.lacks), self.name.rpartition(": ")[2]
 
         def make(position: int) -> Ticket:
             number = int(numbers[position])
-            name = f"{called}-{number:05d}"
+            name = f"{kind}-{number:05d}"
             return Ticket(id=name, group=name, payload=self.payload(number))
 
         return Tickets(numbers, make)

@@ -424,6 +424,8 @@ def progress(minutes: float, of_runs: float, jobs: int) -> Callable[[str], None]
             if "--until" in words:
                 text = STAGES.get(f"{name} --until", text)
             begun = begun if share else now
+            if words[0] in ("report", "look"):  # of runs that an earlier command ended, too
+                share = 1.0
         elif ended := re.search(r" runner: (\d+)/(\d+) (?!runs are done)", line):
             number, total = map(int, ended.groups())
             share = number / total

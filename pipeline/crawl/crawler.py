@@ -442,7 +442,6 @@ def _extract_parts(
         job=ExtractJob(out=out, source=source),
         lacks=counts < 0,
         payload=one_part,
-        called="part",
         measure=measure_links,
         on_done=count,
     )
@@ -460,8 +459,8 @@ def _remove_derived(out: PoolWriter, base: int) -> None:
     out.remove(*paths)
 
 
-def _number(name: str) -> int:
-    return int(name.removeprefix("part-"))
+def _number(ticket: str) -> int:
+    return int(ticket.removeprefix("crawl-"))
 
 
 def _extracted_counts(source: Source, out: PoolWriter, paths: Sequence[str], base: int) -> Integers:

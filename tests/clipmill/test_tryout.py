@@ -351,6 +351,13 @@ def test_the_terminal_has_a_line_for_each_stage_and_twelve_for_all_runs(
         "120 of 120 runs are done (about 2 min left in all)",
         "the report is written (about 2 min left in all)",
     ]
+    clock[0] = 0.0
+    tell = command.progress(60.0, of_runs=40.0, jobs=2)
+    tell("$ clipmill look out/pools/pictures")  # again: all runs are done
+    assert (
+        capsys.readouterr().out[9:]
+        == "the page of the pictures is written (about 2 min left in all)\n"
+    )
 
 
 def test_near_copies_are_on_one_side() -> None:

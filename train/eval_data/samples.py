@@ -553,7 +553,9 @@ def read_captions(task: TaskSpec, data: str) -> RawSamples:
         )
     is_json = path.endswith(".json")
     captions = _captions_of_json(task, path) if is_json else _captions_of_csv(task, path)
-    for file in captions:
+    for file, texts in captions.items():
+        if not all(isinstance(text, str) for text in (file, *texts)):
+            raise ValueError(f"{path}: image {file!r} or a caption of it is no text: {texts!r:.80}")
         if not disk.exists(disk.join(data, file)):
             raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
     images = ImageFiles(data, tuple(captions))
