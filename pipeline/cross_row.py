@@ -48,22 +48,12 @@ from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.ray_runtime import Engine
+from clipmill.pipeline.database import UID_BYTES, database, stream
 from clipmill.pipeline.executor.tickets import Ticket, Work, WorkFactory
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.progress.state import measure_scored
-from clipmill.pipeline.shuffle import (
-    PLACE,
-    UID_BYTES,
-    Exchange,
-    Places,
-    ShardUnit,
-    Step,
-    are_there,
-    database,
-    run_steps,
-    stream,
-)
+from clipmill.pipeline.shuffle import PLACE, Exchange, Places, ShardUnit, Step, are_there, run_steps
 
 # --------------------------------------------------------------------------------------------------
 # What all tickets of one pool-level filter have in common, and how its work is divided.

@@ -44,8 +44,8 @@ from clipmill.manifests.columns import hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
+from clipmill.pipeline.database import BATCH_ROWS, UID_BYTES, blobs, database, insert
 from clipmill.pipeline.progress.view import counted_stage
-from clipmill.pipeline.shuffle import BATCH_ROWS, UID_BYTES, blobs, database, insert
 from clipmill.pipeline.table_files import values
 
 if TYPE_CHECKING:

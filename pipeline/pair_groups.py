@@ -24,7 +24,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.arrays import FloatArray, Integers, Mask
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.pool import Pool
-from clipmill.pipeline.planning.planner import host_of
+from clipmill.pipeline.archives.urls import host_of
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import shards_with_rows
 from clipmill.pipeline.views.files import (

@@ -44,8 +44,8 @@ from clipmill.pipeline.lock.rebuild import (
 )
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan
 from clipmill.pipeline.planning.planner import add_retries, write_plan
-from clipmill.pipeline.pool.lease import PoolWriter, hold_lease, remove_uncommitted
-from clipmill.pipeline.pool.shard_writer import ShardJob
+from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
+from clipmill.pipeline.pool.shard_writer import ShardJob, remove_uncommitted
 from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
 from clipmill.pipeline.scoring.score_sets import filter_specs

@@ -221,9 +221,9 @@ def cluster_samples(answers: TaskAnswers, task: TaskSpec, model: str, clusters: 
     """
     from scipy.cluster.vq import kmeans2
 
+    from clipmill.manifests.late import torch
     from clipmill.train.evaluation.tasks import Encoder
     from clipmill.train.formats.model_files import load_model
-    from clipmill.train.late_torch import torch
 
     images: Samples = read_samples(task)
     if not 2 <= clusters <= len(answers.label):

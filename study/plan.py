@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipmill.manifests import disk
+from clipmill.manifests.late import torch
 from clipmill.manifests.layout import AblationLayout, PoolLayout, RunLayout
 from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import RunRecord, ScoreSetDocument, read_document
@@ -37,7 +38,6 @@ from clipmill.train.evaluation.overlap import (
     refuse_near,
 )
 from clipmill.train.evaluation.tasks import read_samples
-from clipmill.train.late_torch import torch
 from clipmill.train.sizing.device_fit import (
     GIB,
     Device,

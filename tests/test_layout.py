@@ -50,7 +50,7 @@ BEYOND = {
 # it.
 ORDER = {
     "manifests": [
-        "arrays", "text", "installation", "console", "waits", "tls", "columns", "schema",
+        "arrays", "late", "text", "installation", "console", "waits", "tls", "columns", "schema",
         "clip_tokenizer", "preprocess", "hub", "ray_runtime", "telemetry", "disk", "metrics",
         "content", "web_page", "hashes", "identity", "layout", "commits", "records", "aligned",
         "pool", "folder_lock", "reader", "__init__",
@@ -62,13 +62,13 @@ ORDER = {
         "concepts", "targets", "ranks", "__init__",
     ],
     "pipeline": [
-        "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",
-        "cross_row", "scoring", "views", "archives", "crawl", "planning", "fetch", "external",
-        "audit", "look", "lock", "export", "pair_groups", "recipe_run", "tryout",
+        "progress", "executor", "pool", "database", "shuffle", "table_files", "images",
+        "metadata_join", "cross_row", "scoring", "views", "archives", "crawl", "planning", "fetch",
+        "external", "audit", "look", "lock", "export", "pair_groups", "recipe_run", "tryout",
         "ablation_run", "build", "score", "filter",
     ],
     "train": [
-        "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
+        "rng", "mixture", "model", "store", "config", "transforms",
         "data", "step", "formats", "parallel", "identity", "sizing", "eval_data", "evaluation",
         "trainer", "run", "evaluate", "ablate", "report",
     ],

@@ -29,8 +29,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from clipmill.manifests.arrays import Bytes, FloatArray, Integers, Pixels
+from clipmill.manifests.late import torch
 from clipmill.manifests.preprocess import IMAGE_MEAN, IMAGE_STD
-from clipmill.train.late_torch import torch
 from clipmill.train.rng import derive_key, uniforms
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from clipmill.commands.ablate import busy_lines
 from clipmill.commands.app import Json, Whole, make_app, print_json
 from clipmill.commands.build import STATUSES, ended_with
 from clipmill.manifests import console, disk, hub, reader
+from clipmill.manifests.late import torch
 from clipmill.manifests.layout import AblationLayout, PoolLayout
 from clipmill.manifests.schema import Ablation, TaskSpec
 from clipmill.manifests.text import printable
@@ -26,7 +27,6 @@ from clipmill.train.config import configure
 from clipmill.train.eval_data.images import image_hashes
 from clipmill.train.evaluation.overlap import perceptual_hashes
 from clipmill.train.evaluation.tasks import read_samples
-from clipmill.train.late_torch import torch
 from clipmill.train.sizing.device_fit import probed_speed, usable_cores
 from clipmill.verdict.conclusions import MORE_SEEDS
 from clipmill.verdict.stats.comparison import StudyNoise

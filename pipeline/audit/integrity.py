@@ -41,13 +41,13 @@ from clipmill.manifests.text import printable
 from clipmill.pipeline.audit import counts as counting
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.crawl.parts import check_stored_table
+from clipmill.pipeline.database import UID_BYTES, blobs, database, insert
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.external.adopt import tar_changed
 from clipmill.pipeline.pool.shard_writer import sidecar_hash
 from clipmill.pipeline.pool.tars import index_tar, local_copy
 from clipmill.pipeline.scoring.score_sets import example_row
-from clipmill.pipeline.shuffle import UID_BYTES, blobs, database, insert
 from clipmill.pipeline.views.files import differing_views, unlisted_views_line, views_not_in
 
 # --------------------------------------------------------------------------------------------------

@@ -58,8 +58,13 @@ from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.parts import read_parts, write_parts
 from clipmill.pipeline.cross_row import remove_transient
 from clipmill.pipeline.planning.plan_files import RowsOfShard, is_planned, read_plan
-from clipmill.pipeline.pool.lease import PoolWriter, remove_uncommitted
-from clipmill.pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import (
+    TarFile,
+    remove_uncommitted,
+    replace_shard,
+    staged_file,
+)
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
 
 # --------------------------------------------------------------------------------------------------
@@ -463,13 +468,13 @@ def _of_domains(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
     for column, start in ((hosts, "//"), (pc.if_else(pc.is_null(hosts), urls, None), "")):
         texts = pc.unique(column).drop_null().to_pylist()
         fitting = [
-            text for text in texts if not domains.isdisjoint(_suffixes(host_of(start + text)))
+            text for text in texts if not domains.isdisjoint(_suffixes(compared_host(start + text)))
         ]
         mask |= _is_in(column, fitting)
     return mask
 
 
-def host_of(url: str) -> str:
+def compared_host(url: str) -> str:
     """The host of a URL in the spelling that hosts are compared by, whatever the URL has: escapes,
     capitals, IDNA, a trailing dot; "" where there is none. Text that is no name stays as it is.
     """
@@ -626,7 +631,7 @@ def read_criteria(words: Iterable[str]) -> dict[str, set[str]]:
             for other, values in from_file.items():
                 criteria.setdefault(other, set()).update(values)
             continue
-        value = host_of(f"//{value}") if kind == "domain" else value
+        value = compared_host(f"//{value}") if kind == "domain" else value
         if kind not in KINDS or not value:
             raise ValueError(
                 f"{word}: write url=URL, domain=HOST, sha256=HEX or uid=HEX, or name a "
@@ -788,7 +793,7 @@ def purges_of_uid(pool: str, uid: str) -> list[dict[str, Any]]:
 def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
     """The purges whose selectors named a URL, or a domain that it lies in."""
     criteria = {"url": {name}}
-    if host := host_of(name):
+    if host := compared_host(name):
         criteria["domain"] = set(_suffixes(host))
     wanted = set(_hashes(criteria))
     return [_shown(record) for record in _records(PoolLayout(pool)) if wanted & set(record.hashes)]
@@ -890,7 +895,7 @@ def _names(example: str, urls: Sequence[str], domains: Set[str]) -> bool:
         start = url.removesuffix("…")
         next_url = "".join(urls[(at := bisect_left(urls, start)) : at + 1])
         is_in_host = domains and "/" not in start.partition("//")[2]
-        if next_url == url or not domains.isdisjoint(_suffixes(host_of(url))):
+        if next_url == url or not domains.isdisjoint(_suffixes(compared_host(url))):
             return True
         if start != url and (is_in_host or next_url.startswith(start)):
             return True

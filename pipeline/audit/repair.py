@@ -36,11 +36,13 @@ from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage
 from clipmill.pipeline.fetch.download import Downloader
 from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
-from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record, remove_uncommitted
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import (
     RowColumns,
     ShardJob,
     outcome_row,
+    read_commit_record,
+    remove_uncommitted,
     replace_shard,
     row_key,
     staged_file,

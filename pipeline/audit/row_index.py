@@ -26,9 +26,9 @@ from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
+from clipmill.pipeline.database import select, stream
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.view import counted_stage
-from clipmill.pipeline.shuffle import select, stream
 
 VERSION = 3
 MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second

@@ -48,10 +48,11 @@ from clipmill.pipeline.crawl.parts import (
     write_parts,
 )
 from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
+from clipmill.pipeline.database import select, stream
 from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.progress.state import measure_links
-from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, Step, run_steps, select, stream
+from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, Step, run_steps
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow

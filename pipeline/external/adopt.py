@@ -26,13 +26,13 @@ from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.images import header
 from clipmill.pipeline.images.header import RejectedImage
 from clipmill.pipeline.images.transform import limits_of
-from clipmill.pipeline.pool.lease import read_commit_record
 from clipmill.pipeline.pool.shard_writer import (
     RowColumns,
     ShardJob,
     TarFile,
     outcome_row,
     publish_shard,
+    read_commit_record,
 )
 from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
 from clipmill.pipeline.shuffle import THREADS

@@ -39,8 +39,7 @@ from clipmill.pipeline.images.transform import (
     limits_of,
 )
 from clipmill.pipeline.planning.plan_files import RowsOfShard
-from clipmill.pipeline.pool.lease import read_commit_record
-from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
+from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter, read_commit_record
 from clipmill.pipeline.progress.state import Measure, WorkerReport
 from clipmill.pipeline.table_files import image_rows, row_of_address
 

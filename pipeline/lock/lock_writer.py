@@ -24,6 +24,15 @@ from clipmill.manifests.layout import shard_name
 from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.schema import SOURCES, Recipe
 from clipmill.pipeline.audit.counts import count_pool, recipe_of_pool
+from clipmill.pipeline.database import (
+    create_keyed,
+    database,
+    hash_flagged,
+    insert,
+    key_columns,
+    of_flags,
+    row_keys,
+)
 from clipmill.pipeline.lock import lock_file
 from clipmill.pipeline.lock.lock_file import (
     FORM,
@@ -37,15 +46,6 @@ from clipmill.pipeline.lock.lock_file import (
 )
 from clipmill.pipeline.planning.plan_files import group_count, is_planned, read_plan, read_row_group
 from clipmill.pipeline.pool.shard_writer import staged_file
-from clipmill.pipeline.shuffle import (
-    create_keyed,
-    database,
-    hash_flagged,
-    insert,
-    key_columns,
-    of_flags,
-    row_keys,
-)
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -27,11 +27,7 @@ from clipmill.manifests.schema import (
     Source,
     refuse_unused,
 )
-from clipmill.pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
-from clipmill.pipeline.planning.plan_files import is_planned, lock_of_plan
-from clipmill.pipeline.planning.planner import write_given_plan
-from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.shuffle import (
+from clipmill.pipeline.database import (
     BATCH_ROWS,
     KEY,
     create_keyed,
@@ -42,6 +38,10 @@ from clipmill.pipeline.shuffle import (
     of_flags,
     row_keys,
 )
+from clipmill.pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
+from clipmill.pipeline.planning.plan_files import is_planned, lock_of_plan
+from clipmill.pipeline.planning.planner import write_given_plan
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.files import selected_view, write_selected_view
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """At most one command writes into a pool: a lease with an owner, renewals and a number (its fence).
 
 Whoever creates the claim file of the next fence has the lease; `lease.json` says who that is and is
-renewed. A command has a `PoolWriter` of its lease, and tickets carry it to the workers. It compares
+renewed. A command has a `PoolWriter` of its lease, and jobs carry it to the workers. It compares
 its fence with that of `lease.json` before it publishes, so that the workers of a command whose
 lease was taken over are refused.
 
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -26,171 +24,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from clipmill.manifests import disk
-from clipmill.manifests.columns import SIDECAR
-from clipmill.manifests.commits import Commits, in_threads, read_commits
-from clipmill.manifests.layout import (
-    COMMIT_SUFFIX,
-    CommitRecord,
-    PoolLayout,
-    revised_name,
-    shard_name,
-)
-from clipmill.pipeline.pool.tars import BLOCK
-
-# --------------------------------------------------------------------------------------------------
-# Which shards are committed: a shard is visible from the moment that its commit record is there.
-#
-# The order of publication is tar, sidecar, commit record. Tars and sidecars without a commit
-# record are leftovers of a build that was stopped.
-
-
-SHARDS = PoolLayout("").shards.strip("/")
-SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
-
-
-def read_commit_record(layout: PoolLayout, shard: int | str) -> CommitRecord | None:
-    """The commit record of a shard; None where the shard is not committed."""
-    try:
-        return CommitRecord.read(layout.commit_record(shard))
-    except FileNotFoundError:
-        return None
-
-
-@contextlib.contextmanager
-def publication_lock(layout: PoolLayout, shard: int | str) -> Iterator[bool]:
-    """At most one process or thread of this machine publishes a shard of a local pool at a time.
-
-    The lock ends with its process. A remote pool, and a file system without locks, has none: the
-    body gets False.
-    """
-    folder = layout.shards
-    if disk.is_url(folder):
-        yield False
-        return
-    path = disk.local_path(folder) / f".{shard_name(shard)}.partial.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        locked = True
-        while True:
-            handle = stack.enter_context(open(path, "wb"))
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError:
-                locked = False
-                break
-            # The holder before removes its file: a lock on a removed file excludes nobody.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
-                    break
-        try:
-            yield locked
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def remove_uncommitted(layout: PoolLayout) -> list[str]:
-    """Remove tars and sidecars that no commit record names, and partial files; returns their names.
-
-    What is committed is read from the index, where there is one. Call it under the lease of the
-    pool. ValueError for a tar or a table of a shard's name that another program wrote; then nothing
-    is removed.
-    """
-    folder = layout.shards
-    commits = read_commits(layout.root, ["tar"])
-    leftovers = _leftovers(folder, disk.list_names(folder), _committed_files(commits))
-    for path in leftovers:
-        disk.remove(path)
-    return [path.removeprefix(f"{folder}/") for path in leftovers]
-
-
-def remove_partial_files(layout: PoolLayout) -> None:
-    """Remove what killed processes had not yet given its name, outside of the shards.
-
-    Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
-    another command may just be asking for it.
-    """
-    if disk.is_url(layout.root):
-        return  # an object is there whole or not at all
-    root = disk.local_path(layout.root)
-    for path in root.glob("views/.*.partial-*"):  # masks in the making
-        shutil.rmtree(path, ignore_errors=True)
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if Path(folder, name) != root / SHARDS]
-        for name in files:
-            if name.startswith(".") and ".partial." in name and "lease" not in name:
-                Path(folder, name).unlink(missing_ok=True)
-    # A folder of single files beside their bundle, which an error of the disk kept from going.
-    for parts in root.glob("scores/*/*/"):
-        with contextlib.suppress(OSError):  # it has files
-            parts.rmdir()
-
-
-def _committed_files(commits: Commits) -> set[str]:
-    """The names of the tars and sidecars of all shards."""
-    rows = commits.table
-    files = set(rows["tar"].to_pylist())
-    shards, revisions = rows["shard"].to_pylist(), rows["revision"].to_pylist()
-    for shard, revision in zip(shards, revisions, strict=True):
-        files.add(f"{revised_name(shard, revision)}.parquet")
-    return files
-
-
-def _leftovers(folder: str, names: Sequence[str], committed: set[str]) -> list[str]:
-    """Paths of the files of shards that are not committed, and of partial files."""
-    leftovers = []
-    records = set(names)
-    for name in sorted(records - committed):
-        match = SHARD_FILE.match(name)
-        if match is None:
-            continue
-        record = f"{match[1]}{COMMIT_SUFFIX}"
-        if record in records and _is_named(disk.join(folder, record), name):
-            continue  # by a record that the index does not have
-        path = disk.join(folder, name)
-        if match[3] == "tar":
-            is_ours = _written_here(disk.read_bytes(path, 0, BLOCK), match[1])
-        else:
-            is_ours = _is_sidecar(path)
-        if not is_ours:
-            raise ValueError(
-                f"{path} was not written by clipmill; move it out of the pool's folder"
-            )
-        leftovers.append(path)
-    if not disk.is_url(folder):
-        partial = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
-        leftovers += [disk.join(folder, name) for name in sorted(partial)]
-    return leftovers
-
-
-def _is_named(record: str, file: str) -> bool:
-    """Whether the commit record at a path names a file."""
-    of_shard = CommitRecord.read(record)
-    return file in (of_shard.tar, of_shard.sidecar)
-
-
-def _is_sidecar(path: str) -> bool:
-    """Whether a Parquet file begins with the columns of our sidecars: other programs leave files
-    of these names too. One that cannot be read is what a damage left of ours."""
-    try:
-        return bool(disk.read_schema(path).names[: len(SIDECAR)] == SIDECAR.names)
-    except (OSError, ValueError):
-        return True
-
-
-def _written_here(header: bytes, shard: str) -> bool:
-    """Whether a tar begins as ours do: empty, or with a member of that shard without a time."""
-    is_empty = not header.strip(b"\0")
-    has_key = header.startswith(shard.encode())
-    has_no_time = header[136:147] == b"0" * 11
-    return is_empty or (has_key and has_no_time)
-
+from clipmill.manifests.commits import in_threads
+from clipmill.manifests.layout import PoolLayout
 
 LEASE_S = 60.0  # a lease that was not renewed for so long may be taken over
 RENEWALS = 3  # in that time
@@ -350,6 +192,28 @@ def hold_lease(pool: str, wait_s: float = 0.0, *, create: bool = False) -> Itera
         yield PoolWriter(pool, lease.record.fence)
     finally:
         lease.give_back(thread)
+
+
+def remove_partial_files(layout: PoolLayout) -> None:
+    """Remove what killed processes had not yet given its name, outside of the shards.
+
+    Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
+    another command may just be asking for it.
+    """
+    if disk.is_url(layout.root):
+        return  # an object is there whole or not at all
+    root, shards = disk.local_path(layout.root), disk.local_path(layout.shards)
+    for path in root.glob("views/.*.partial-*"):  # masks in the making
+        shutil.rmtree(path, ignore_errors=True)
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if Path(folder, name) != shards]
+        for name in files:
+            if name.startswith(".") and ".partial." in name and "lease" not in name:
+                Path(folder, name).unlink(missing_ok=True)
+    # A folder of single files beside their bundle, which an error of the disk kept from going.
+    for parts in root.glob("scores/*/*/"):
+        with contextlib.suppress(OSError):  # it has files
+            parts.rmdir()
 
 
 @dataclass(slots=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import json
+import os
+import re
 import secrets
 import tarfile
 import tempfile
@@ -28,7 +31,9 @@ from clipmill.manifests.columns import (
     VOLATILE_COLUMNS,
     with_extra,
 )
+from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import (
+    COMMIT_SUFFIX,
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,
@@ -37,7 +42,7 @@ from clipmill.manifests.layout import (
 )
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
 from clipmill.manifests.text import valid_text
-from clipmill.pipeline.pool.lease import PoolWriter, publication_lock, read_commit_record
+from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.tars import BLOCK
 
 # --------------------------------------------------------------------------------------------------
@@ -597,3 +602,126 @@ def member_block(name: str, data: bytes) -> bytes:
 def end_mark(length: int) -> bytes:
     """The zeros behind the last member of a tar that has `length` bytes before them."""
     return bytes(2 * BLOCK + -(length + 2 * BLOCK) % RECORD)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which shards are committed, and what a build that was stopped left of others: tars and sidecars
+# without a commit record.
+
+
+SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
+
+
+def read_commit_record(layout: PoolLayout, shard: int | str) -> CommitRecord | None:
+    """The commit record of a shard; None where the shard is not committed."""
+    try:
+        return CommitRecord.read(layout.commit_record(shard))
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def publication_lock(layout: PoolLayout, shard: int | str) -> Iterator[bool]:
+    """At most one process or thread of this machine publishes a shard of a local pool at a time.
+
+    The lock ends with its process. A remote pool, and a file system without locks, has none: the
+    body gets False.
+    """
+    folder = layout.shards
+    if disk.is_url(folder):
+        yield False
+        return
+    path = disk.local_path(folder) / f".{shard_name(shard)}.partial.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        locked = True
+        while True:
+            handle = stack.enter_context(open(path, "wb"))
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError:
+                locked = False
+                break
+            # The holder before removes its file: a lock on a removed file excludes nobody.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
+                    break
+        try:
+            yield locked
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def remove_uncommitted(layout: PoolLayout) -> list[str]:
+    """Remove tars and sidecars that no commit record names, and partial files; returns their names.
+
+    What is committed is read from the index, where there is one. Call it under the lease of the
+    pool. ValueError for a tar or a table of a shard's name that another program wrote; then nothing
+    is removed.
+    """
+    folder = layout.shards
+    commits = read_commits(layout.root, ["tar"])
+    leftovers = _leftovers(folder, disk.list_names(folder), _committed_files(commits))
+    for path in leftovers:
+        disk.remove(path)
+    return [path.removeprefix(f"{folder}/") for path in leftovers]
+
+
+def _committed_files(commits: Commits) -> set[str]:
+    """The names of the tars and sidecars of all shards."""
+    rows = commits.table
+    files = set(rows["tar"].to_pylist())
+    shards, revisions = rows["shard"].to_pylist(), rows["revision"].to_pylist()
+    for shard, revision in zip(shards, revisions, strict=True):
+        files.add(f"{revised_name(shard, revision)}.parquet")
+    return files
+
+
+def _leftovers(folder: str, names: Sequence[str], committed: set[str]) -> list[str]:
+    """Paths of the files of shards that are not committed, and of partial files."""
+    leftovers = []
+    records = set(names)
+    for name in sorted(records - committed):
+        match = SHARD_FILE.match(name)
+        if match is None:
+            continue
+        record = f"{match[1]}{COMMIT_SUFFIX}"
+        if record in records and _is_named(disk.join(folder, record), name):
+            continue  # by a record that the index does not have
+        path = disk.join(folder, name)
+        if match[3] == "tar":
+            is_ours = _written_here(disk.read_bytes(path, 0, BLOCK), match[1])
+        else:
+            is_ours = _is_sidecar(path)
+        if not is_ours:
+            raise ValueError(
+                f"{path} was not written by clipmill; move it out of the pool's folder"
+            )
+        leftovers.append(path)
+    if not disk.is_url(folder):
+        partial = [path.name for path in disk.local_path(folder).glob(".*.partial.*")]
+        leftovers += [disk.join(folder, name) for name in sorted(partial)]
+    return leftovers
+
+
+def _is_named(record: str, file: str) -> bool:
+    """Whether the commit record at a path names a file."""
+    of_shard = CommitRecord.read(record)
+    return file in (of_shard.tar, of_shard.sidecar)
+
+
+def _is_sidecar(path: str) -> bool:
+    """Whether a Parquet file begins with the columns of our sidecars: other programs leave files
+    of these names too. One that cannot be read is what a damage left of ours."""
+    try:
+        return bool(disk.read_schema(path).names[: len(SIDECAR)] == SIDECAR.names)
+    except (OSError, ValueError):
+        return True
+
+
+def _written_here(header: bytes, shard: str) -> bool:
+    """Whether a tar begins as ours do: empty, or with a member of that shard without a time."""
+    is_empty = not header.strip(b"\0")
+    has_key = header.startswith(shard.encode())
+    has_no_time = header[136:147] == b"0" * 11
+    return is_empty or (has_key and has_no_time)

@@ -41,11 +41,11 @@ import xxhash
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array, Bytes, Hashes, Mask
 from clipmill.manifests.columns import MASK
+from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
 from clipmill.manifests.schema import View
 from clipmill.pipeline.progress.view import counted_stage
-from clipmill.pipeline.shuffle import duckdb
 from clipmill.pipeline.views.rules import (
     DERIVED,
     TABLE,

@@ -43,9 +43,7 @@ from clipmill.manifests.records import (
     read_document,
 )
 from clipmill.manifests.schema import Recipe, Rule, View
-from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.scoring.score_sets import PoolSets, bundle_runs, shards_with_rows
-from clipmill.pipeline.shuffle import (
+from clipmill.pipeline.database import (
     KEY_BYTES,
     create_keyed,
     database,
@@ -55,6 +53,8 @@ from clipmill.pipeline.shuffle import (
     of_flags,
     row_keys,
 )
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.scoring.score_sets import PoolSets, bundle_runs, shards_with_rows
 from clipmill.pipeline.views.choose import (
     RowBlock,
     Selection,

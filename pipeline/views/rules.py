@@ -20,9 +20,10 @@ import pyarrow as pa
 from clipmill.filters import FILTERS
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.schema import View
-from clipmill.pipeline.shuffle import connect, duckdb
+from clipmill.pipeline.database import connect
 
 # --------------------------------------------------------------------------------------------------
 # The database in memory that rules are evaluated in.

@@ -28,9 +28,8 @@ from clipmill.manifests import disk, tls
 from clipmill.manifests.schema import Fetch, Mixtures, Pair
 from clipmill.manifests.text import printable
 from clipmill.pipeline.archives import urls
-from clipmill.pipeline.archives.urls import ascii_host
+from clipmill.pipeline.archives.urls import ascii_host, host_of
 from clipmill.pipeline.fetch import guard
-from clipmill.pipeline.planning.planner import host_of
 from clipmill.train import store
 from clipmill.train.data import tar_streams
 from clipmill.verdict.decide import exports

@@ -23,7 +23,7 @@ from clipmill.commands import build as entry
 from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.executor.tickets import Report
-from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.shard_writer import read_commit_record
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped

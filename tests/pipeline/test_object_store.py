@@ -14,12 +14,12 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.disk import files
 from clipmill.manifests.layout import PoolLayout
-from clipmill.pipeline.pool.lease import (
-    PoolWriter,
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import (
     read_commit_record,
     remove_uncommitted,
+    replace_shard,
 )
-from clipmill.pipeline.pool.shard_writer import replace_shard
 from clipmill.pipeline.pool.tars import index_tar
 from tests.support import commands
 from tests.support.commit_records import read_commit_records

@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 
 from clipmill.manifests import disk
 from clipmill.pipeline import shuffle
-from clipmill.pipeline.executor import tickets
-from clipmill.pipeline.executor.tickets import Ticket, Work
-from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
-from clipmill.pipeline.shuffle import (
-    PLACE,
-    Exchange,
-    Step,
+from clipmill.pipeline.database import (
     create_keyed,
     database,
     hash_flagged,
@@ -33,10 +27,13 @@ from clipmill.pipeline.shuffle import (
     key_columns,
     of_flags,
     row_keys,
-    run_steps,
     select,
     stream,
 )
+from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.executor.tickets import Ticket, Work
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter
+from clipmill.pipeline.shuffle import PLACE, Exchange, Step, run_steps
 
 LAST = (1 << 64) - 1
 PLACES = st.lists(st.sampled_from([0, 1, 2, 3, 1 << 40, LAST - 1, LAST]), max_size=40)
@@ -132,7 +129,7 @@ def test_nothing_is_written_under_a_lost_lease(tmp_path: Path) -> None:
 def test_a_statement_spills_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shuffle, "MEMORY", "24MB")
+    monkeypatch.setattr("clipmill.pipeline.database.MEMORY", "24MB")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tables = (
         pa.table({"row": np.arange(start, start + 50_000)}) for start in range(0, 10**6, 50_000)
@@ -175,7 +172,7 @@ def expected_hash(numbers: list[int]) -> tuple[int, str]:
 def test_the_hash_is_that_of_the_sorted_records_with_the_flag(
     batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shuffle, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr("clipmill.pipeline.database.BATCH_ROWS", batch_rows)
     numbers = [n % 150 for n in np.random.default_rng(0).permutation(400).tolist()]
     with database() as connection:
         create_keyed(connection, "t", of_flags("{} BOOLEAN", 3))

@@ -22,8 +22,8 @@ from PIL import Image
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array
+from clipmill.manifests.late import torch
 from clipmill.manifests.preprocess import Preprocess
-from clipmill.train.late_torch import torch
 from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
 from clipmill.train.transforms import decode_image
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array, Mask
+from clipmill.manifests.late import torch
 from clipmill.manifests.metrics import (
     DIRECTIONS,
     METRICS,
@@ -37,7 +38,6 @@ from clipmill.train.eval_data.samples import (
     read_labelled,
     read_probe,
 )
-from clipmill.train.late_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clipmill.manifests import disk
 from clipmill.manifests.disk import did_you_mean
+from clipmill.manifests.late import torch
 from clipmill.train.config import (
     TrainConfig,
     check_layout,
@@ -23,7 +24,6 @@ from clipmill.train.config import (
     recompute_interval,
     trained_groups,
 )
-from clipmill.train.late_torch import torch
 from clipmill.train.model.architecture import MODELS, ModelConfig, OpenClipConfig
 from clipmill.train.model.memory import (
     StepMemory,

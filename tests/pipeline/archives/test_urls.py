@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from clipmill.manifests.schema import Fetch
 from clipmill.pipeline.archives import urls
-from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, split
+from clipmill.pipeline.archives.urls import (
+    LONGEST_URL,
+    ascii_host,
+    host_of,
+    resolve,
+    resolver,
+    split,
+)
 from clipmill.pipeline.fetch import guard
-from clipmill.pipeline.planning.planner import host_of
 
 PAGE = "http://page.test/deep/er/page.html"
 

@@ -20,7 +20,8 @@ from clipmill.pipeline.audit.counts import count_pool
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_rows
 from clipmill.pipeline.audit.repair import LOST, repair_lines, repair_pool
-from clipmill.pipeline.pool.lease import PoolWriter, read_commit_record
+from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.pool.shard_writer import read_commit_record
 from tests.support import audited
 from tests.support.bundles import damage_shard
 from tests.support.sidecars import read_sidecar

@@ -22,11 +22,12 @@ from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline import cross_row
 from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.database import stream
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
-from clipmill.pipeline.shuffle import ShardUnit, stream
+from clipmill.pipeline.shuffle import ShardUnit
 from clipmill.pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small

@@ -22,7 +22,7 @@ from clipmill.manifests.schema import Source
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
 from clipmill.pipeline.external.adopt import adopt_tars, changed_tars, group_samples, tar_tickets
-from clipmill.pipeline.pool.lease import remove_uncommitted
+from clipmill.pipeline.pool.shard_writer import remove_uncommitted
 from clipmill.pipeline.pool.tars import Member
 from tests.support import commands
 from tests.support.commit_records import read_commit_records

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests import disk
+from clipmill.pipeline.archives.urls import host_of
 from clipmill.pipeline.planning.plan_files import PLAN_VERSION, host_groups, shard_id
 from clipmill.pipeline.planning.planner import (
     KEY_BITS,
@@ -20,7 +21,6 @@ from clipmill.pipeline.planning.planner import (
     file_parts,
     host_hash,
     host_hashes,
-    host_of,
     order_keys,
     shard_sizes,
 )

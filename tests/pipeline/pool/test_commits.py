@@ -21,14 +21,15 @@ from clipmill.manifests.commits import read_commits, update_index
 from clipmill.manifests.layout import CommitRecord, PoolLayout
 from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.schema import FilterSpec
-from clipmill.pipeline.pool.lease import (
-    LeaseLost,
-    PoolWriter,
-    hold_lease,
+from clipmill.pipeline.pool.lease import LeaseLost, PoolWriter, hold_lease
+from clipmill.pipeline.pool.shard_writer import (
+    ShardWriter,
+    TarFile,
+    publish_shard,
     read_commit_record,
     remove_uncommitted,
+    replace_shard,
 )
-from clipmill.pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from clipmill.pipeline.scoring.scorer import score
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import files_of, five_rows, write_five
