@@ -103,6 +103,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} does not exist")
     if not disk.is_url(path) and disk.local_path(path).is_dir():
         raise ValueError(f"{path} is a folder; name a YAML file (a recipe, an ablation, …)")
+    if str(path).lower().endswith((".csv", ".tsv", ".parquet", ".jsonl")):
+        raise ValueError(
+            f"{path} is a table; a recipe reads it: source: {{kind: table, paths: […]}}"
+        )
     try:
         loader = yaml.SafeLoader(disk.read_bytes(path).decode())
         loader.name = str(path)

@@ -233,7 +233,10 @@ class Build:
             return
         losses = "; ".join(map(str, top_reasons(self.pool, commits=self.commits)))
         if "private_address" in losses:
-            losses += "; fetch.allow_private: true permits addresses that are not public"
+            losses += (
+                "; fetch.allow_private: true permits addresses that are not public, "
+                "fetch.allow_ports other ports, in another --out"
+            )
         raise ValueError(f"{problem}: {losses or 'no row was lost, there was none'}")
 
 

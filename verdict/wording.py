@@ -197,8 +197,7 @@ def could_have_seen(power: Power, unit: str) -> str:
     """What these runs could have shown at least."""
     if power.possible is not None and power.smallest > power.possible:
         return "these runs could have seen nothing: no difference can be as large as their noise"
-    smallest = percent(power.smallest, unit, power.smallest)
-    return f"these runs could only have seen {smallest} or more"
+    return f"these runs could only have seen {in_points(power.smallest, unit)} or more"
 
 
 def power_texts(task: TaskResult, seeds: int, word: str = "seeds") -> list[str]:

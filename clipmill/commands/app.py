@@ -69,7 +69,7 @@ COMMANDS = (
     ("export", "pool:EXPORT", POOLS, "Write the kept rows of a view for other programs."),
     ("weights", "train:WEIGHTS", TRAINING, "A model as a folder of open_clip or Hugging Face, or "
      "as ONNX."),
-    ("size", "train:SIZE", TRAINING, "What a training run needs: memory, layout, time, money."),
+    ("size", "train:SIZE", TRAINING, "What a training run needs: memory, layout, time."),
     ("bench", "train:BENCH", TRAINING, "Measure training on this machine."),
 )  # fmt: skip
 

@@ -128,7 +128,11 @@ def try_folder(
     if Path(target).is_relative_to(path):
         beside = shlex.quote(str(path.parent / "out" / path.name))
         raise ValueError(f"--out {target} lies in FOLDER, which is read: give --out {beside}")
-    document = earlier_plan(target, settings) or make_plan(target, settings, write=not plan)
+    begun = earlier_plan(target, settings)
+    document = begun or make_plan(target, settings, write=not plan)
+    if begun:
+        manifest = disk.join(disk.shown_path(target), MANIFEST)
+        tryout.logger.info("begun before: %s says what runs now; planned then:", manifest)
     console.show(*document["lines"])
     if plan:
         print_json({"plan": document["lines"], **document["found"]}, as_json)

@@ -710,6 +710,9 @@ def count_lines(counts: PoolCounts) -> Iterator[str]:
         f"        {fetch.attempted} attempted{retries} = {fetch.stored} stored + "
         f"{sum(fetch.reasons.values())} not stored"
     )
+    if fetch.retries:
+        rows = fetch.attempted - fetch.retries
+        yield f"        with their retries {fetch.final.stored} of {rows} rows are stored"
     yield from _reason_lines(fetch.reasons, REASONS)
     for name, scores in counts.scores.items():
         yield f"score   {name}: {scores.scored} of {scores.stored} stored rows"

@@ -387,8 +387,12 @@ def test_near_copies_are_on_one_side() -> None:
 
 @pytest.mark.slow
 def test_the_whole_of_it_and_that_it_goes_on(
-    drawn: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    drawn: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     folder, out = captioned(drawn, tmp_path / "mine"), tmp_path / "out"
     near = Image.open(folder / "Bilder für 0" / "000.JPG").resize((40, 40))
     for number in range(4):  # near copies: those of test pictures may not be trained on
@@ -411,5 +415,6 @@ def test_the_whole_of_it_and_that_it_goes_on(
     manifest = out / "ablation.yaml"
     manifest.write_text(manifest.read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert commands.try_folder(words) == 0  # a person's change stays
+    assert f"begun before: {manifest} says what runs now" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in runs} == runs  # finished runs count again
     assert len(list(out.glob("runs/*/*/run.json"))) == 12

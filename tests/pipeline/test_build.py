@@ -24,6 +24,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.executor.tickets import Report
 from clipmill.pipeline.pool.shard_writer import read_commit_record
+from clipmill.train.config import micro
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
@@ -140,8 +141,14 @@ def test_a_finished_build_names_the_pool_and_the_next_command(
     assert lines[0] == f"the pool is {pool}"
     assert lines[1] == "  48 of 48 rows are stored"
     assert lines[2] == "  rows of its views: long 24, raw 48"
-    assert lines[3] == f"next: clipmill train --mix {pool}/long=1 --out out/run --preset micro"
+    assert lines[3] == "next: more rows; a batch of the preset micro takes 128 of a view"
     monkeypatch.chdir(tiny)
+    monkeypatch.setattr(
+        entry, "micro", lambda: dataclasses.replace(micro(), batch_size=24, lanes=24)
+    )
+    status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
+    train = "next: clipmill train --mix pool/long=1 --out out/run --preset micro"
+    assert output.splitlines()[3] == train
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     assert status == 0
     first, *_, last = output.splitlines()

@@ -424,7 +424,10 @@ def _check_names(results: Results, question: Question) -> None:
         if name not in there:
             if what == "metric" and there == {"value"}:
                 there = tasks  # of values without a name
-            raise ValueError(f"there is no {what} {name!r} (of {', '.join(sorted(there)[:40])})")
+            message = f"there is no {what} {name!r} (of {', '.join(sorted(there)[:40])})"
+            if name in results.arms:
+                message += "; it is an arm: --where COLUMN=ARM … names those that are compared"
+            raise ValueError(message)
     if question.task in question.without:
         raise ValueError(f"the task {question.task!r} decides and is left out")
     if both := set(question.lower) & set(question.higher):

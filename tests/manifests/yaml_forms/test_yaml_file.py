@@ -21,6 +21,15 @@ def test_aliases_stand_for_what_they_name(tmp_path: Path) -> None:
     assert read(tmp_path, text) == {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 1, "l": 2}}
 
 
+def test_a_table_is_sent_to_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "urls.CSV"
+    path.write_text("url,text\nhttp://a.example/1.jpg,a photo: of a cat\n")
+    with pytest.raises(
+        ValueError, match=r"urls\.CSV is a table; a recipe reads it: source: \{kind"
+    ):
+        read_yaml(path)
+
+
 @pytest.mark.parametrize("form", ["[{}]", "{{<<: [{}]}}"])
 def test_aliases_cannot_explode(form: str, tmp_path: Path) -> None:
     lines = ["a0: &a0 {x: 1}"]

@@ -16,7 +16,7 @@ from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
 from clipmill.manifests.records import CrawlCounts, FinalCounts, ScoreCounts
 from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline.audit.counts import count_pool, write_pool_json
-from clipmill.pipeline.audit.integrity import audit_lines, audit_pool
+from clipmill.pipeline.audit.integrity import audit_lines, audit_pool, count_lines
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import member_block
@@ -219,6 +219,7 @@ def test_a_row_that_was_retried_counts_once(pool: str) -> None:
     assert (fetch.attempted, fetch.retries, fetch.stored) == (26, 2, 20)
     assert fetch.reasons == {"dns": 2, "http_4xx": 4}
     assert fetch.final == FinalCounts(stored=20, reasons={"http_4xx": 4})
+    assert "        with their retries 20 of 24 rows are stored" in list(count_lines(counts))
     assert counts.problems == ()
 
 

@@ -436,7 +436,7 @@ def test_what_could_not_have_been_found_is_said_where_nothing_was() -> None:
     noisy = compared({0: 0.33, 1: 0.30, 2: 0.35})
     text = wording.describe(noisy, Power(smallest=0.123, half=0.06, seeds_for_half=9))
     assert "a is not distinguishable from raw on objects" in text
-    assert text.endswith("; these runs could only have seen 12.3 or more.")
+    assert text.endswith("; these runs could only have seen 12.3 points or more.")
     assert wording.describe(noisy).endswith(").")
     blind = Power(smallest=2.04, half=0.35, seeds_for_half=9, possible=0.7)
     assert wording.describe(noisy, power=blind).endswith(

@@ -369,6 +369,7 @@ def test_an_average_in_the_table_is_not_averaged_again() -> None:
         (Question(task="car"), "no task 'car'"),
         (Question(metric="acc"), "no metric 'acc'"),
         (Question(without=("x",)), "no task 'x'"),
+        (Question(without=("b",)), "no task 'b' .*it is an arm: --where"),
         (Question(lower=("x",)), "no metric or task 'x'"),
         (Question(task="cars", without=("cars",)), "is left out"),
     ],
