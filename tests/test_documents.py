@@ -73,7 +73,6 @@ NOT_RUN = {
     "clipmill demo manifests/ablations/cifar10_scales.yaml": "hours: tests/train/test_ablate.py",
     "clipmill ablate my_ablation.yaml --scales": "tests/train/test_ablate.py has one",
     "clipmill decide DCLM": "a table of others: tests/verdict/decisions has its form",
-    "clipmill decide test_pile_loss": "tables of others: tests/verdict/decisions has their form",
     "clipmill build sources.yaml": "a swarm: tests/verdict/decisions/test_blends.py",
     "clipmill mix": "a swarm: tests/verdict/decisions/test_blends.py",
     "clipmill train out/found": "a swarm: tests/verdict/decisions/test_blends.py",
