@@ -485,8 +485,17 @@ def _weights(value: Any, folder: str, *, of_arm: bool = False) -> Any:
 
     of_arm: a text is a folder, as `clipmill evaluate` takes it, unless it is one of open_clip's.
     """
-    if not isinstance(value, str) or not value or value.startswith(OPEN_CLIP):
+    if not isinstance(value, str) or not value:
         return value
+    if value.startswith(OPEN_CLIP):
+        name, slash, file = value.removeprefix(OPEN_CLIP).partition(".json/")
+        if slash:  # its configuration is a file too
+            name = f"{_absolute(name, folder)}.json"
+        else:
+            name, _, file = name.partition("/")
+        if not file.endswith(WEIGHTS_FILES):
+            return value
+        return f"{OPEN_CLIP}{name}/{_absolute(file, folder)}"
     prefix = LOCAL_DIR if value.startswith(LOCAL_DIR) else ""
     is_file = value.endswith(WEIGHTS_FILES) and ":" not in value
     if not (prefix or is_file or of_arm):

@@ -7,6 +7,7 @@ open_clip and of transformers, which compute the same model from the same files.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
@@ -14,6 +15,7 @@ import os
 import pickle
 import tarfile
 import warnings
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +29,15 @@ import pytest
 import torch
 from PIL import Image
 
+from clipmill.manifests import reader
 from clipmill.manifests.preprocess import Preprocess, of_hugging_face
+from clipmill.manifests.schema import Ablation
 from clipmill.train.config import configure
+from clipmill.train.formats.hf import to_hf
+from clipmill.train.formats.model_files import initial_weights
+from clipmill.train.formats.open_clip_files import from_open_clip
+from clipmill.train.model.architecture import model_of_settings
+from clipmill.train.model.clip import CLIP
 from tests.support import commands
 
 open_clip = pytest.importorskip("open_clip")
@@ -684,6 +693,23 @@ def traced(state: dict[str, torch.Tensor]) -> Any:
         return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]
 
 
+def directed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    stored = {}
+    for name, x in state.items():
+        if ".mlp." in name and name.endswith(".weight"):
+            stored[f"{name.removesuffix('weight')}r"] = x.norm(dim=1, keepdim=True)
+            stored[f"{name.removesuffix('weight')}theta"] = 1.7 * x
+        else:
+            stored[name] = x
+    return stored
+
+
+def as_clip(state: Mapping[str, torch.Tensor]) -> CLIP:
+    model = CLIP(model_of_settings(TOWERS, None, "tiny"))
+    model.load_state_dict(from_open_clip(state, model.config))
+    return model
+
+
 CHECKPOINTS = (
     Checkpoint(
         source="m1k2zoo/negbench#9",
@@ -750,6 +776,61 @@ CHECKPOINTS = (
         refuses="needs [12, 16]; is it another model",
     ),
     Checkpoint(
+        source="huggingface/pytorch-image-models#2003",
+        why="names of torch.compile around the blocks, below those of a wrapper",
+        content=lambda state: {
+            f"module.{name.replace('resblocks.0', 'resblocks.0._orig_mod')}": x
+            for name, x in state.items()
+        },
+    ),
+    Checkpoint(
+        source="zer0int/CLIP-fine-tune: README.md",
+        why="weights of the blocks as length and direction, which is of any length",
+        content=lambda state: {"model_state_dict": directed(state)},
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#983",
+        why="the file in Hugging Face's names that lies in a folder of open_clip",
+        content=lambda state: to_hf(as_clip(state)),
+        file="pytorch_model.bin",
+    ),
+    Checkpoint(
+        source="hammoudhasan/SynthCLIP#2",
+        why="arguments beside the weights of a SLIP, whose image tower has other names",
+        content=lambda state: {
+            "args": Namespace(lr=1e-3),
+            "state_dict": {
+                f"module.{name.replace('transformer.resblocks', 'blocks')}": x
+                for name, x in state.items()
+            },
+        },
+        refuses="lacks: blocks.0.attn.in_proj_bias, blocks.0",
+    ),
+    Checkpoint(
+        source="SeaArtLab/ComfyUI-Long-CLIP#21",
+        why="a second table of positions: without it the captions would be other ones",
+        content=lambda state: {
+            **state,
+            "positional_embedding": torch.zeros(40, 16),
+            "positional_embedding_res": torch.zeros(40, 16),
+        },
+        refuses="lacks: positional_embedding_res; is it another model",
+    ),
+    Checkpoint(
+        source="zer0int/CLIP-fine-tune#16",
+        why="the caption tower alone",
+        content=lambda state: {k: x for k, x in state.items() if not k.startswith("visual.")},
+        refuses="has no image tower",
+    ),
+    Checkpoint(
+        source="bitsandbytes-foundation/bitsandbytes#80",
+        why="numbers of 8 bits are no weights without what scales them",
+        content=lambda state: {
+            name: x.to(torch.int8) if "mlp" in name else x for name, x in state.items()
+        },
+        refuses="the weights are quantised; write the model in fp16 or fp32",
+    ),
+    Checkpoint(
         source="mlfoundations/open_clip#1149",
         why="a TorchScript archive is code",
         content=traced,
@@ -802,6 +883,60 @@ def test_a_file_of_weights_is_read_with_its_configuration_or_named(
             assert status == 0, said
             expected = open_clip_folder(tmp_path / f"model{len(source)}", {})
             agree(logprobs(tmp_path), by_open_clip(expected, pictures))
+
+
+def test_tables_of_positions_are_resized_as_open_clip_does(
+    tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """open_clip: src/open_clip/model.py, resize_pos_embed and resize_text_pos_embed."""
+    folder, state = open_clip_folder(tmp_path / "model", {}), state_of()
+    for name, rows in (("visual.positional_embedding", 17), ("positional_embedding", 20)):
+        state[name] = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+    safetensors.save_file(state, folder / "open_clip_model.safetensors")
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    expected = logprobs(tmp_path)
+    agree(expected, by_open_clip(folder, pictures))
+    torch.save(state, tmp_path / "epoch_1.pt")
+    (tmp_path / "epoch_1.json").write_text(json.dumps(TOWERS))
+    assert evaluated(str(tmp_path / "epoch_1.pt"), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected)
+    larger = as_clip(state_of()).config
+    weights = initial_weights(str(folder), dataclasses.replace(larger, image_size=4 * SIDE))
+    assert weights["visual.positional_embedding"].shape == (65, 16)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("logs/a/checkpoints/epoch_2.pt", "open_clip:ViT-B-32/logs/a/checkpoints/epoch_2.pt"),
+        ("logs/a", "open_clip:ViT-B-32/logs/a/checkpoints/epoch_2.pt"),
+        ("RN50,logs/a/epoch.pt", "open_clip:RN50/logs/a/epoch.pt"),
+    ],
+    ids=["mertyg/vision-language-models-are-bows#29", "mertyg/vision-language-models-are-bows#27",
+         "LAION-AI/CLIP_benchmark#56"],
+)  # fmt: skip
+def test_checkpoints_of_a_training_are_answered_with_their_source(
+    source: str, says: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs/a/checkpoints").mkdir(parents=True)
+    (tmp_path / "logs/a/params.txt").write_text("lr: 0.001\nmodel: ViT-B/32\nname: a\n")
+    torch.save(state_of(), tmp_path / "logs/a/checkpoints/epoch_2.pt")
+    status, _, said = evaluated(source, tmp_path, capsys)
+    assert (status, said.count("error:"), says in said) == (2, 1, True), said
+
+
+def test_an_arm_is_a_file_with_a_configuration_beside_the_manifest(tmp_path: Path) -> None:
+    source = "open_clip:tiny.json/logs/raw_{seed}/checkpoints/epoch_2.pt"
+    document: dict[str, Any] = {"name": "own", "seeds": [0, 1], "baseline": "raw"}
+    document |= {"question": "?", "primary": "t", "arms": {"raw": {"model": source}}}
+    document["arms"]["b"] = {"model": "open_clip:ViT-B-32/logs/b_{seed}.pt"}
+    document["evaluate"] = [{"name": "t", "kind": "classification", "data": "data"}]
+    (tmp_path / "own.yaml").write_text(json.dumps(document))
+    arms = reader.read_manifest(str(tmp_path / "own.yaml"), Ablation).arms
+    whole = f"open_clip:{tmp_path}/tiny.json/{tmp_path}/logs/raw_{{seed}}/checkpoints/epoch_2.pt"
+    assert arms["raw"].model == whole
+    assert arms["b"].model == f"open_clip:ViT-B-32/{tmp_path}/logs/b_{{seed}}.pt"
 
 
 def test_weights_in_shards_are_read_whole_or_not_at_all(

@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ def load_model(source: str) -> AnyModel:
         stem = folder.rpartition(".")[0]
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
-            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's, or put its configuration "
+            f"{_with_name(folder)}, with a name of open_clip's, or put its configuration "
             f"beside it: {stem}.json"
         )
     run = RunLayout(folder)
@@ -78,6 +79,12 @@ def load_model(source: str) -> AnyModel:
         return open_clip_files.load_export(run.export)
     if disk.exists(disk.join(folder, hf.CONFIG_FILE)):
         return hf.load_hf(folder)
+    files = [name for name in disk.list_names(run.checkpoints) if name.endswith(WEIGHTS_SUFFIXES)]
+    if files:
+        raise ValueError(
+            f"{folder} is a folder of open_clip's training; name a file of weights: "
+            f"{_with_name(disk.join(run.checkpoints, files[-1]))}"
+        )
     if disk.exists(run.log) or disk.exists(run.checkpoints):
         raise ValueError(f"{folder} is a run that has not finished; start it again to finish it")
     reason = "has no model" if disk.exists(folder) else "does not exist"
@@ -85,6 +92,18 @@ def load_model(source: str) -> AnyModel:
         f"{folder} {reason}: give a finished run, a folder with {open_clip_files.CONFIG_FILE} or"
         f" {hf.CONFIG_FILE}, or a name such as {EXAMPLE}"
     )
+
+
+def _with_name(path: str) -> str:
+    """A file of weights as a source, with the name of its model where open_clip's training wrote it
+    into params.txt, or CLIP_benchmark's form NAME,FILE has it; else NAME."""
+    name, comma, file = path.partition(",")
+    if comma:
+        return f"{OPEN_CLIP}{name}/{file}"
+    params = f"{path.rpartition('/checkpoints/')[0]}/params.txt"
+    text = disk.read_bytes(params).decode(errors="replace") if disk.exists(params) else ""
+    found = re.search(r"^model: (\S+)$", text, re.MULTILINE)
+    return f"{OPEN_CLIP}{found[1].replace('/', '-') if found else 'NAME'}/{path}"
 
 
 def is_file(source: str) -> bool:
@@ -189,8 +208,15 @@ def initial_weights(source: str, config: ModelConfig | OpenClipConfig) -> dict[s
             weights, has_bias = _weights_of_file(source.removeprefix(LOCAL_DIR), config)
         else:
             model = load_model(source)
-            _refuse_other_model(model.config, config, source)
-            weights, has_bias = model.state_dict(), model.config.logit_bias
+            theirs, weights = model.config, model.state_dict()
+            if isinstance(theirs, ModelConfig) and isinstance(config, ModelConfig):
+                positions = {
+                    name: getattr(config, name) for name in ("image_size", "context_length")
+                }
+                theirs = dataclasses.replace(theirs, **positions)
+                weights = open_clip_files.with_positions(weights, config, source)
+            _refuse_other_model(theirs, config, source)
+            has_bias = model.config.logit_bias
             if isinstance(config, OpenClipConfig):
                 state = open_clip_files.to_open_clip(model)
                 weights = open_clip_files.from_open_clip(_fitting(state, config), config)
@@ -218,6 +244,9 @@ def _weights_of_file(
         if isinstance(config, OpenClipConfig):
             return open_clip_files.from_open_clip(_fitting(stored, config), config), has_bias
         theirs = dataclasses.replace(config, logit_bias=has_bias)
+        if any(name.startswith("vision_model.") for name in state):
+            return hf.from_hf(state, theirs), has_bias
+        state = open_clip_files.with_positions(state, theirs, path)
         return open_clip_files.from_open_clip(state, theirs), has_bias
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -313,7 +342,7 @@ def check_reach(source: str) -> None:
     """ValueError for a model of open_clip's list that cannot be computed here, or whose weights are
     not on this machine and cannot be downloaded. Other sources are not looked at.
     """
-    if source.startswith(OPEN_CLIP):
+    if source.startswith(OPEN_CLIP) and not _configured_file(source):
         _open_clip_config(source)
 
 

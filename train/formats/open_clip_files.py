@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
+import logging
+import math
 import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +49,7 @@ TOKENIZER_FILES = {
     "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "bpe.codes",
 }  # fmt: skip
+logger = logging.getLogger(__name__)
 OTHER_MODEL = "; is it another model than the one configured?"
 INDEX = ".index.json"  # of weights in several files
 OPENAI_ENTRIES = ("input_resolution", "context_length", "vocab_size")  # beside OpenAI's weights
@@ -102,15 +107,14 @@ def stored_parts(
     names_of, shape_of: their names and shape. ValueError names a tensor that is missing, unknown or
     of another shape, and the setting that would fit.
     """
-    remaining = dict(state)
     with torch.device("meta"):  # no memory is allocated
         ours = CLIP(config).state_dict()
+    sources = {source: name for name in ours for source in names_of(name)}
+    _check_names(sources, state)
     for name, parameter in ours.items():
         wanted, parts = shape_of(name, parameter.shape, config), []
         for source in names_of(name):
-            if source not in remaining:
-                raise ValueError(f"the checkpoint has no {source!r}{OTHER_MODEL}")
-            value = remaining.pop(source)
+            value = state[source]
             is_scalar = parameter.numel() == value.numel() == 1
             if list(value.shape) != wanted and not is_scalar:
                 fits = list(value.shape)[1:] == wanted[1:]
@@ -120,9 +124,26 @@ def stored_parts(
                 )
             parts.append(value)
         yield name, parameter.shape, parts
-    if remaining:
-        names = ", ".join(sorted(remaining)[:3])
-        raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
+
+
+def _check_names(sources: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """ValueError where `state` has not the names of `sources`, whose values are ours."""
+    lost = [source for source in sources if source not in state]
+    others = sorted(state.keys() - sources)
+    listed = f"parameters that the model lacks: {', '.join(others[:3])}"
+    for tower, what in (("visual.", "image"), ("text.", "caption")):
+        of_tower = {source for source, name in sources.items() if name.startswith(tower)}
+        if not others and of_tower <= {*lost}:
+            raise ValueError(
+                f"the checkpoint has no {what} tower; name the file of the whole model, both "
+                "towers and logit_scale"
+            )
+    if lost:
+        more = f" and {len(lost) - 1:,} more of {len(sources):,}" if len(lost) > 1 else ""
+        has = f", but {listed}" if others else ""
+        raise ValueError(f"the checkpoint has no {lost[0]!r}{more}{has}{OTHER_MODEL}")
+    if others:
+        raise ValueError(f"the checkpoint has {listed}{OTHER_MODEL}")
 
 
 def to_open_clip(model: AnyModel) -> dict[str, Tensor]:
@@ -184,6 +205,33 @@ def plain_names(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return plain
 
 
+def with_positions(state: Mapping[str, Any], config: ModelConfig, source: str) -> dict[str, Any]:
+    """Plain names with their tables of positions at the model's sizes, resized by open_clip as it
+    does when it loads weights; those that it cannot resize stay.
+    """
+    resized, grid = dict(state), config.image_size // config.patch_size
+    text = torch.empty(config.context_length, config.text_width, device="meta")
+    visual = torch.empty(config.patches + 1, config.vision_width, device="meta")
+    theirs = SimpleNamespace(visual=SimpleNamespace(grid_size=grid), positional_embedding=text)
+    for name, table in (("visual.positional_embedding", visual), ("positional_embedding", text),
+                        ("text.positional_embedding", text)):  # fmt: skip
+        stored = state.get(name, table)
+        is_image = table is visual
+        is_square = not is_image or math.isqrt(len(stored) - 1) ** 2 == len(stored) - 1
+        if stored.shape == table.shape or stored.shape[1:] != table.shape[1:] or not is_square:
+            continue
+        try:
+            from open_clip.model import resize_pos_embed, resize_text_pos_embed
+        except ImportError:
+            break
+        resized[name] = stored.float()
+        (resize_pos_embed if is_image else resize_text_pos_embed)(resized, theirs)
+        what = "patches" if is_image else "tokens"
+        told = "%s: its table of %d positions of %s is resized to %d, as open_clip does"
+        logger.warning(told, source, len(stored), what, len(table))
+    return resized
+
+
 def _remedy(name: str, shape: Sequence[int], config: ModelConfig) -> str:
     """The settings that would fit a table of this shape, as the end of a message."""
     if name == "text.token_embedding.weight":
@@ -218,15 +266,24 @@ def read_state(path: str) -> dict[str, Any]:
     data = disk.read_bytes(path)
     try:
         if path.endswith(".safetensors"):
-            return dict(safetensors.torch.load(data))
-        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_values()):
-            warnings.simplefilter("ignore")  # of old pickles, which are refused below
-            stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            stored = safetensors.torch.load(data)
+        else:
+            with warnings.catch_warnings(), torch.serialization.safe_globals(_plain_values()):
+                warnings.simplefilter("ignore")  # of old pickles, which are refused below
+                stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is not a file of plain tensors: {_reason(data, error)}") from None
     if not isinstance(stored, Mapping):
         raise ValueError(f"{path} holds a {type(stored).__name__}; it must hold parameters by name")
-    return _parameters(stored, path)
+    state = _parameters(stored, path)
+    for name, value in state.items():
+        if name.endswith("weight") and not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{path}: {name} is {kind}, the weights are quantised; write the model in fp16 or "
+                "fp32, as model.dequantize() makes it, and name that"
+            )
+    return state
 
 
 def _read_shards(path: str) -> dict[str, Any]:
@@ -241,11 +298,17 @@ def _read_shards(path: str) -> dict[str, Any]:
     return state
 
 
-def _numpy_values() -> list[Any]:
-    """What a pickled number of NumPy needs, such as a best accuracy beside the weights."""
+def _plain_values() -> list[Any]:
+    """What pickled numbers of NumPy and parsed arguments need, such as stand beside weights."""
     of_file = np.float64(0).__reduce__()[0]  # has another module in NumPy 1, by name
     kinds = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
-    return [of_file, (of_file, "numpy.core.multiarray.scalar"), np.dtype, *kinds]
+    return [
+        argparse.Namespace,
+        of_file,
+        (of_file, "numpy.core.multiarray.scalar"),
+        np.dtype,
+        *kinds,
+    ]
 
 
 def _reason(data: bytes, error: Exception) -> str:
@@ -399,5 +462,8 @@ def load_export(folder: str) -> AnyModel:
         folder=folder if has_files else None,
     )
     model = build_model(config)
-    model.load_state_dict(from_open_clip(read_state(disk.join(folder, files[0])), config))
+    state: Mapping[str, Any] = read_state(disk.join(folder, files[0]))
+    if isinstance(config, ModelConfig):
+        state = with_positions(plain_names(state), config, folder)
+    model.load_state_dict(from_open_clip(state, config))
     return model

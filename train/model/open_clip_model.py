@@ -235,14 +235,36 @@ def to_their_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
+# Parts of names that DDP, torch.compile, FSDP and recomputation add, around a model or a block.
+WRAPPERS = re.compile(
+    r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+# The length and the direction of the rows of a weight that was trained as these two.
+DIRECTIONS = (
+    ("r", "theta"),
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+
+
 def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by the names that they have in a CLIP: below `state_dict` or not, and without
-    what every name begins with before `logit_scale`, such as `module.` and `model.clip.`.
+    """The parameters by the names that they have in a CLIP: below `state_dict` or not, without what
+    wrappers add, and without what every name begins with before `logit_scale`, such as
+    `model.clip.`. A weight that is stored as length and direction is multiplied out.
     """
-    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
+    stored = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
+    parameters = {WRAPPERS.sub("", name): value for name, value in stored.items()}
     scale = next((name for name in parameters if name.endswith("logit_scale")), "")
     prefix = scale.removesuffix("logit_scale")
-    return {name.removeprefix(prefix): value for name, value in parameters.items()}
+    parameters = {name.removeprefix(prefix): value for name, value in parameters.items()}
+    for name in list(parameters):
+        for length, direction in DIRECTIONS:
+            base = name.removesuffix(f".{direction}")
+            if base != name and f"{base}.{length}" in parameters:
+                rows = parameters.pop(name).float()
+                norm = rows.flatten(1).norm(dim=1).view(-1, *[1] * (rows.dim() - 1))
+                parameters[f"{base}.weight"] = parameters.pop(f"{base}.{length}") * rows / norm
+    return parameters
 
 
 def from_their_names(state: Mapping[str, Any], config: OpenClipConfig) -> dict[str, Tensor]:
