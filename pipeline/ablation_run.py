@@ -185,7 +185,7 @@ def ablate(
         export(SCORER=disk.join(layout.scorer, "export"))
     at_scale = ["--scale", scale] if scale else ["--scales", *scales] if scales else []
     ablation = reader.read_manifest(manifest, Ablation, scale=scale)
-    smaller = reader.read_scales(manifest, scales, out)
+    smaller = reader.read_scales(manifest, scales, out) if scales else {out: ablation}
     recipes = read_recipes(ablation, scale)
     scorer_export = disk.join(layout.scorer, "export")
     made = [web, scorer_export] if web else [scorer_export]
@@ -217,7 +217,7 @@ def ablate(
             if ablation.controls.null_web:
                 null = [entry[0], ablation.controls.null_web, "--out", layout.null]
                 run([*null, "--engine", engine])
-    for folder in smaller if scales else [out]:
+    for folder in smaller:
         run(["report", folder])
 
 

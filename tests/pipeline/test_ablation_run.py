@@ -141,6 +141,27 @@ def test_the_scales_share_pools_and_are_trained_by_one_command(
     assert again == f"clipmill build {manifest} --out {out} --scales small"
 
 
+SHIPPED = sorted((ROOT / "manifests/ablations").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [p for p in SHIPPED if "debug" in reader.list_scales(p)])
+def test_the_debug_scale_of_a_shipped_ablation_needs_no_data_of_the_whole_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("IMAGENET", "DATACOMP", "EVAL", "CLIPMILL_WAT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MINIWEB_PORT", "80")
+    for name in ("MINIWEB", "CIFAR", "CLOTHING"):  # what `clipmill demo` and these pages set
+        monkeypatch.setenv(name, str(tmp_path))
+    words: list[Sequence[str]] = []
+    monkeypatch.setattr(ablation_run, "run", words.append)
+    monkeypatch.setattr(ablation_run, "check_ablation", lambda *_: None)
+    monkeypatch.setattr(ablation_run, "_run_stages", lambda *_: None)
+    ablation_run.ablate(str(path), str(tmp_path / "out"), engine="inline", scale="debug")
+    assert words[0][:2] == ["ablate", "check"]
+    assert words[-1] == ["report", str(tmp_path / "out")]
+
+
 def scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first word of a command name a script in the folder."""
 
