@@ -40,9 +40,8 @@ from clipmill.train.config import TrainConfig
 from clipmill.train.data.loader import RunLoader
 from clipmill.train.eval_data.images import BATCH_SIZE, batch_rows, decoded_batches
 from clipmill.train.eval_data.samples import Samples
-from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.evaluation.tasks import mean_of_prompts, read_samples
 from clipmill.train.formats.model_files import load_model
-from clipmill.train.model.clip import l2_normalise
 from clipmill.train.model.open_clip_model import AnyModel, text_tokenizer
 from clipmill.train.trainer.loop import lock_towers
 from clipmill.train.transforms import normalise
@@ -147,15 +146,15 @@ def metric_gradient(model: AnyModel, samples: Samples, device: torch.device) -> 
     """The gradient of the mean log-probability of the right class over all images of a zero-shot
     classification: name of each trained parameter -> its part.
     """
-    tokenize, templates = text_tokenizer(model.config), samples.templates
-    step = max(1, BATCH_SIZE // len(templates))
+    tokenize, most = text_tokenizer(model.config), map(len, samples.own_prompts)
+    step = max(1, BATCH_SIZE // max(len(samples.templates), *most, 1))
     chunks = [slice(start, start + step) for start in range(0, len(samples.classes), step)]
 
     def vectors_of(classes: slice) -> Tensor:
-        names = samples.classes[classes]
-        prompts = [template.replace("{}", name) for name in names for template in templates]
-        vectors_NE = model.encode_text(tokenize(prompts).to(device))
-        return l2_normalise(vectors_NE.unflatten(0, (len(names), -1)).mean(dim=1))
+        prompts = [samples.prompts_of(name) for name in samples.classes[classes]]
+        texts = [text for of_class in prompts for text in of_class]
+        vectors_NE = model.encode_text(tokenize(texts).to(device))
+        return mean_of_prompts(vectors_NE, list(map(len, prompts)))
 
     model.zero_grad()
     with torch.no_grad():

@@ -7,6 +7,7 @@ open_clip and of transformers, which compute the same model from the same files.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 import json
@@ -343,6 +344,15 @@ def test_every_bit_of_a_shape_is_open_clips(row: dict[str, Any]) -> None:
         assert np.array_equal(
             Preprocess(**settings).pixels(image, row["size"]), np.asarray(expected)
         )
+
+
+def test_half_of_a_tokenizer_is_named(tmp_path: Path, pictures: Path, capsys: Any) -> None:
+    """mlfoundations/open_clip#217: tokenizer.json was copied alone, beside the name of another."""
+    text = {**TOWERS["text_cfg"], "hf_tokenizer_name": "roberta-base"}  # type: ignore[dict-item]
+    folder = open_clip_folder(tmp_path / "model", {}, {**TOWERS, "text_cfg": text})
+    (folder / "tokenizer.json").write_text("{}")
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "has tokenizer.json without tokenizer_config.json" in said) == (2, True), said
 
 
 # --- Hugging Face's folders -----------------------------------------------------------------------
@@ -1312,3 +1322,235 @@ def test_what_a_benchmarks_folder_lacks_is_named(
             tar.addfile(label, io.BytesIO(b"%d" % number))
     status, _, said = evaluated(str(folder), tmp_path, capsys, kind=kind)
     assert (status, refuses in said) == (2, True), said
+
+
+# --- lists of images ------------------------------------------------------------------------------
+
+
+FLICKR = """image_name| comment_number| comment
+0.png| 0| a barn , "red" and | old
+0.png| 1| one barn
+1.png| 2| a dune"""
+TEXTS = {"0.png": ["a barn", "one barn"], "1.png": ["a dune"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Files beside the pictures. texts: the captions that each has; refuses: words of the line."""
+
+    source: str
+    why: str
+    files: Mapping[str, str]
+    texts: Mapping[str, Sequence[str]] = field(default_factory=lambda: TEXTS)
+    refuses: str = ""
+    folder: str = ""  # of the pictures
+
+
+CAPTION_LISTS = (
+    Listed(
+        source="flickr30k: results.csv",
+        why="bars with blanks behind them, and captions with commas, quotes and bars",
+        files={"results.csv": FLICKR},
+        texts={"0.png": ['a barn , "red" and | old', "one barn"], "1.png": ["a dune"]},
+    ),
+    Listed(
+        source="beichenzbc/Long-CLIP#24",
+        why="Flickr's other form has no header: the file and the number of its caption",
+        files={"results_20130124.token": "0.png#0\ta barn\n0.png#1\tone barn\n1.png#0\ta dune\n"},
+    ),
+    Listed(
+        source="LAION-AI/CLIP_benchmark#101",
+        why="the same in another language, with blanks, in a folder of its own",
+        files={"captions.txt": "0.png#zhm#0 谷仓\n1.png#zhm#0 一个 沙丘"},
+        texts={"0.png": ["谷仓"], "1.png": ["一个 沙丘"]},
+        folder="pictures",
+    ),
+    Listed(
+        source="salesforce/BLIP#55",
+        why="a list of objects; a text is one caption, and not its letters (salesforce/ALBEF#72)",
+        files={
+            "test.json": '[{"image": "0.png", "caption": ["a barn", "one barn"]},'
+            '{"image": "1.png", "caption": "a dune", "image_id": 4}]',
+            "train.json": "[]",
+        },
+    ),
+    Listed(
+        source="google/docci: docci_descriptions.jsonlines",
+        why="JSON lines with a split",
+        files={
+            "list.jsonl": '{"image": "0.png", "text": "a barn", "split": "test"}\n'
+            '{"image": "9.png", "text": "a pier", "split": "train"}\n'
+            '{"image": "0.png", "text": "one barn", "split": "test"}\n'
+            '{"image": "1.png", "text": "a dune", "split": "test"}\n'
+        },
+    ),
+    Listed(
+        source="beichenzbc/Long-CLIP: Urban1k",
+        why="a folder of pictures and one of texts with their names",
+        files={"caption/0.txt": "a barn\none barn\n", "caption/1.txt": "a dune"},
+        folder="image",
+    ),
+    Listed(
+        source="winycg/CLIP-KD#18",
+        why="tabs, open_clip's names of columns, and paths from the root on",
+        files={
+            "list.csv": "title\tfilepath\na barn\t{0}/0.png\none barn\t{0}/0.png\n"
+            "a dune\t{0}/1.png\n"
+        },
+    ),
+    Listed(
+        source="OFA-Sys/Chinese-CLIP#221",
+        why="pictures as text are named as what they are",
+        files={"test_imgs.tsv": f"1000\t{'iVBORw0KGgo' * 100}\n" * 2},
+        refuses="images as text (base64) are not read: write them as files",
+    ),
+    Listed(
+        source="OFA-Sys/Chinese-CLIP#183",
+        why="of two lists none is taken for the other",
+        files={"one.jsonl": "", "texts.jsonl": ""},
+        refuses="has several lists, one.jsonl, texts.jsonl; name one as data",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", CAPTION_LISTS, ids=lambda row: row.source)
+def test_lists_of_captions_of_other_forms(row: Listed, tmp_path: Path, capsys: Any) -> None:
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    for number in range(2):
+        picture(data / row.folder / f"{number}.png", number)
+    for name, content in row.files.items():
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).write_text(content.replace("{0}", str(data)))
+    status, document, said = evaluated(str(folder), tmp_path, capsys, kind="retrieval")
+    if row.refuses:
+        assert (status, row.refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    for number in range(2):
+        picture(tmp_path / "plain" / f"{number}.png", number)
+    with (tmp_path / "plain" / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("file", "caption"), *((name, text) for name in row.texts for text in row.texts[name])]
+        )
+    keys = {"kind": "retrieval", "data": str(tmp_path / "plain")}
+    assert evaluated(str(folder), tmp_path, capsys, **keys)[1]["task"] == document["task"]
+
+
+LABEL_LISTS = (
+    Listed(
+        source="MaxZanella/CLIP-LoRA#16",
+        why="a path, a label and a name for each picture of each split",
+        files={
+            "split_zhou_Own.json": '{"train": [["9.png", 0, "pier"]], '
+            '"test": [["0.png", 1, "barn"], ["1.png", 0, "dune"]]}'
+        },
+        folder="images",
+    ),
+    Listed(
+        source="liaopeiyuan/artbench#2",
+        why="a table beside the pictures, with a split",
+        files={
+            "metadata.csv": "file_name,label,split\n0.png,barn,test\n9.png,pier,train\n"
+            "1.png,dune,test\n"
+        },
+    ),
+    Listed(
+        source="kamalkraj/Tiny-ImageNet: val_annotations.txt",
+        why="a line for each picture, whose second word is the class",
+        files={"val_annotations.txt": "0.png\tbarn\t0\t32\n1.png\tdune\t3\t4\n"},
+        folder="images",
+    ),
+    Listed(
+        source="visipedia/inat_comp: val.json",
+        why="COCO's form with categories",
+        files={
+            "val.json": '{"images": [{"id": 5, "file_name": "1.png"}, {"id": 6, "file_name": '
+            '"0.png"}], "categories": [{"id": 8, "name": "dune"}, {"id": 9, "name": "barn"}], '
+            '"annotations": [{"image_id": 6, "category_id": 9}, {"image_id": 5, "category_id": 8}]}'
+        },
+    ),
+    Listed(
+        source="yang-ruixin/PyTorch-Image-Models-Multi-Label-Classification#8",
+        why="a column for each class is no label",
+        files={"_classes.csv": "filename, barn, dune\n0.png,1,1\n1.png,0,1\n"},
+        refuses="several right classes of an image are not evaluated",
+    ),
+    Listed(
+        source="OFA-Sys/Chinese-CLIP#200",
+        why="a row for each label of a picture: neither is taken",
+        files={"list.csv": "file,label\n0.png,barn\n0.png,dune\n1.png,dune\n"},
+        refuses="0.png has the labels barn, dune; several right classes",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", LABEL_LISTS, ids=lambda row: row.source)
+def test_lists_of_labels(row: Listed, tmp_path: Path, capsys: Any) -> None:
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    for number in range(2):
+        picture(data / row.folder / f"{number}.png", number)
+    for name, content in row.files.items():
+        (data / name).write_text(content)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    if row.refuses:
+        assert (status, row.refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    of_list = logprobs(tmp_path)
+    for number, name in enumerate(("barn", "dune")):
+        picture(tmp_path / "plain" / name / f"{number}.png", number)
+    assert evaluated(str(folder), tmp_path, capsys, data=str(tmp_path / "plain"))[0] == 0
+    expected = {name.rpartition("/")[2]: value for name, value in logprobs(tmp_path).items()}
+    agree(of_list, expected, within=1e-6)
+
+
+PROMPTS = {
+    "barn": ["A barn is red.", "Hay lies in a barn.", "a barn"],
+    "dune": ["Sand on a dune."],
+    "pier": ["A pier goes into the sea.", "Boats lie at a pier."],
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "prompts"),
+    [
+        ({"cifar10": ["art of the {c}."], "task": ["a photo of a {c}.", "the {c}."]}, None),
+        (PROMPTS, PROMPTS),
+        ({"imagenet1k": PROMPTS}, PROMPTS),
+    ],
+    ids=["LAION-AI/CLIP_benchmark#98", "sarahpratt/CuPL", "CLIP_benchmark: cupl_prompts.json"],
+)
+def test_prompts_of_a_benchmark_are_means_of_each_class(
+    document: Values, prompts: Mapping[str, Sequence[str]] | None, tmp_path: Path,
+    pictures: Path, capsys: Any,
+) -> None:  # fmt: skip
+    folder, file = open_clip_folder(tmp_path / "model", {}), tmp_path / "prompts.json"
+    file.write_text(json.dumps(document))
+    assert evaluated(str(folder), tmp_path, capsys, templates=str(file))[0] == 0
+    prompts = prompts or {name: [f"a photo of a {name}.", f"the {name}."] for name in CLASSES}
+    logging.disable(logging.WARNING)
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    logging.disable(logging.NOTSET)
+    tokenize, expected = open_clip.get_tokenizer("ViT-B-32", context_length=12), {}
+    with torch.no_grad():
+        means = [
+            model.eval().encode_text(tokenize(list(prompts[name])), normalize=True).mean(dim=0)
+            for name in CLASSES
+        ]
+        class_CE = torch.stack([mean / mean.norm() for mean in means])
+        for path in sorted(pictures.rglob("*.png")):
+            image_1E = model.encode_image(transform(Image.open(path))[None], normalize=True)
+            logits = model.logit_scale.exp() * image_1E @ class_CE.T
+            label = CLASSES.index(path.parent.name)
+            expected[f"{path.parent.name}/{path.name}"] = float(logits[0].log_softmax(0)[label])
+    agree(logprobs(tmp_path), expected)
+
+
+def test_a_file_of_prompts_for_other_classes_is_named(
+    tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """LAION-AI/CLIP_benchmark#109: templates of another data set were taken in silence."""
+    folder, file = open_clip_folder(tmp_path / "model", {}), tmp_path / "prompts.json"
+    file.write_text(json.dumps({"cifar10": ["a {c}"], "food": ["the {c}"]}))
+    status, _, said = evaluated(str(folder), tmp_path, capsys, templates=str(file))
+    assert (status, "neither templates of 'task' nor prompts of every class" in said) == (2, True)

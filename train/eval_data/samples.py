@@ -12,9 +12,9 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,30 @@ def read_templates(name: str) -> tuple[str, ...]:
     if name.endswith(FILE_SUFFIXES):
         return tuple(line.replace("{c}", "{}") for line in read_lines(name))
     return tuple(str(each("{}")) for each in _from_open_clip(name, TEMPLATES, "templates"))
+
+
+def prompts_of_json(
+    path: str, task: str, classes: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]] | None:
+    """(templates, ()) of a task, or ((), prompts of each class), from a JSON object: templates by
+    data set as CLIP_benchmark has them, prompts by class as CuPL, or these by data set. None for a
+    file that is no object. ValueError where it has neither.
+    """
+    document = disk.read_json(path) if path.endswith(".json") else None
+    if not isinstance(document, dict):
+        return None
+    if task in document or len(document) == 1:
+        document = document.get(task, next(iter(document.values())))
+    if isinstance(document, list) and all(isinstance(each, str) for each in document):
+        return tuple(each.replace("{c}", "{}") for each in document), ()
+    lists = [document.get(name) for name in classes] if isinstance(document, dict) else [None]
+    for name, prompts in zip(classes, lists, strict=False):
+        if not isinstance(prompts, list) or not prompts:
+            raise ValueError(
+                f"{path} has neither templates of {task!r} nor prompts of every class, such as "
+                f"{name!r}; name the task or its classes as the file does"
+            )
+    return (), tuple(tuple(map(str, prompts)) for prompts in lists if prompts)
 
 
 def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
@@ -138,6 +162,7 @@ class Samples:
     labels: tuple[int, ...] = ()  # classification: the class of each image
     classes: tuple[str, ...] = ()  # classification: display names
     templates: tuple[str, ...] = ()  # classification: with {} for the class name
+    own_prompts: tuple[tuple[str, ...], ...] = ()  # of each class, in the place of templates
     captions: tuple[str, ...] = ()  # retrieval: those of the first image, of the second, …
     matches: tuple[tuple[int, int], ...] = ()  # retrieval: (image, caption) that belong together
     groups: tuple[str, ...] = ()  # the group of each image, for metrics of the worst group
@@ -148,6 +173,12 @@ class Samples:
     def files(self) -> tuple[str, ...]:
         """The names of the images."""
         return self.images.names
+
+    def prompts_of(self, name: str) -> tuple[str, ...]:
+        """The prompts of a class."""
+        if self.own_prompts:
+            return self.own_prompts[self.classes.index(name)]
+        return tuple(template.replace("{}", name) for template in self.templates)
 
     def content(self) -> dict[str, Any]:
         """Names, labels and texts as plain values: equal for equal data in any folder."""
@@ -162,6 +193,8 @@ class Samples:
             content["groups"] = self.groups
         if self.templates not in ((), DEFAULT_TEMPLATES):
             content["templates"] = self.templates
+        if self.own_prompts:
+            content["prompts"] = self.own_prompts
         return content
 
 
@@ -189,11 +222,13 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         classes, labels = _text_labels(task, raw, own_names)
     if len(classes) < 2:
         raise ValueError(f"task {task.name!r}: {raw.source} has {len(classes)} classes, not two")
+    templates, own_prompts = task_templates(task, raw, classes)
     return Samples(
         images=raw.images,
         labels=labels,
         classes=classes,
-        templates=task_templates(task, raw),
+        templates=templates,
+        own_prompts=own_prompts,
         groups=tuple(str(group) for group in raw.groups or ()),
         notes=(*notes, *_notes_of_names(classes)),
     )
@@ -278,14 +313,21 @@ def task_classes(task: TaskSpec) -> tuple[str, ...]:
         raise ValueError(f"task {task.name!r}: {error}") from error
 
 
-def task_templates(task: TaskSpec, raw: RawSamples) -> tuple[str, ...]:
-    """The task's templates, else the data's own, else DEFAULT_TEMPLATES.
+def task_templates(
+    task: TaskSpec, raw: RawSamples, classes: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The task's templates, else the data's own, else DEFAULT_TEMPLATES; or the prompts of each
+    class, where the task's file has such.
 
     ValueError for none, and for one without {}.
     """
+    own_prompts: tuple[tuple[str, ...], ...] = ()
     if task.templates_from is not None:
         try:
-            templates = read_templates(task.templates_from)
+            if of_json := prompts_of_json(task.templates_from, task.name, classes):
+                templates, own_prompts = of_json
+            else:
+                templates = read_templates(task.templates_from)
         except ValueError as error:
             raise ValueError(f"task {task.name!r}: {error}") from error
     elif task.templates is not None:
@@ -298,11 +340,11 @@ def task_templates(task: TaskSpec, raw: RawSamples) -> tuple[str, ...]:
                 f"task {task.name!r}: template {template!r} must contain {{}} once, "
                 "where the class name goes"
             )
-    if not templates:
+    if not templates and not own_prompts:
         raise ValueError(
             f"task {task.name!r} has no templates; leave the key out for 'a photo of a {{}}'"
         )
-    return templates
+    return templates, own_prompts
 
 
 # --- retrieval ------------------------------------------------------------------------------------
@@ -473,11 +515,14 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
                 f"{below[1]} …, and no image of its own; where these are the classes, name it as "
                 "data, else put the images of a class into one folder"
             )
+    if len(files_of) < 2 and (of_images := list_in(task, data)):
+        return read_list(task, of_images, "label")
     if len(files_of) < 2:
         raise ValueError(
             f"task {task.name!r}: {data} has {len(files_of)} folders of images "
             f"({', '.join(IMAGE_SUFFIXES)}); classification needs one folder per class, "
-            "at least two, or tars, Parquet files or CLIP_benchmark's layout"
+            "at least two, a list of images with labels, tars, Parquet files or CLIP_benchmark's "
+            "layout"
         )
     folders = tuple(files_of)
     notes: tuple[str, ...] = ()
@@ -533,95 +578,200 @@ def _numbers_of_folders(
     return {name: name for name in names}, ()
 
 
-def read_captions(task: TaskSpec, data: str) -> RawSamples:
-    """Images and captions from DATA/captions.csv (columns file, caption, or those of the task), or
-    from the one .json there, or at `data`, of COCO's or Karpathy's form.
+# --------------------------------------------------------------------------------------------------
+# Lists of image files with their captions or labels: tables, JSON, lines of NAME#0 and a text, or a
+# text file for each image.
 
-    A file may be repeated with other captions. ValueError names a missing file, column or cell with
-    its line.
+
+LISTS = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".token")
+# A line of a list without a header: the file, which of its captions it is, and the rest.
+LINE = re.compile(r"(.*?\.(?:jpe?g|png|webp))(?:#\S*)?\s*[\s,;|]\s*(.*)", re.IGNORECASE)
+LONGEST_NAME = 1000  # of a column
+NO_LABELS = "; several right classes of an image are not evaluated here"
+Row = Mapping[str, Any]
+
+
+def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
+    """The images that a list names, from its own folder on or from one in it, with their captions
+    or labels. A file may be repeated with other captions.
+
+    ValueError names a missing file, column or cell with its line.
     """
-    path, lists = disk.join(data, "captions.csv"), disk.list_names(data, ".json")
-    if data.endswith(".json") and not disk.is_folder(data):
-        path, data = data, data.rpartition("/")[0] or "."
-    elif not disk.exists(path) and len(lists) == 1:
-        path = disk.join(data, lists[0])
-    if not disk.exists(path):
-        raise ValueError(
-            f"task {task.name!r}: {path} does not exist; retrieval reads its columns "
-            "file and caption, a .json of COCO's or Karpathy's form, or tars, Parquet files or "
-            "CLIP_benchmark's layout"
-        )
-    is_json = path.endswith(".json")
-    captions = _captions_of_json(task, path) if is_json else _captions_of_csv(task, path)
-    for file, texts in captions.items():
-        if not all(isinstance(text, str) for text in (file, *texts)):
-            raise ValueError(f"{path}: image {file!r} or a caption of it is no text: {texts!r:.80}")
-        if not disk.exists(disk.join(data, file)):
-            raise ValueError(f"{path}: image {disk.join(data, file)} does not exist")
-    images = ImageFiles(data, tuple(captions))
-    return RawSamples(source=path, images=images, captions=list(captions.values()))
-
-
-def _captions_of_json(task: TaskSpec, path: str) -> dict[str, list[str]]:
-    """The captions of each file: of COCO's images and annotations, or of those of Karpathy's images
-    that are of the task's split.
-    """
-    document = disk.read_json(path)
-    try:
-        images = document["images"]
-        if "annotations" in document:
-            file_of = {each["id"]: each["file_name"] for each in images}
-            captions: dict[str, list[str]] = {file: [] for file in file_of.values()}
-            for each in document["annotations"]:
-                captions[file_of[each["image_id"]]].append(each["caption"])
-            return captions
-        splits = sorted({each["split"] for each in images})
+    is_json = path.lower().endswith((".json", ".jsonl"))
+    of_json = enumerate(_rows_of_json(task, path, needs), 1) if is_json else ()
+    rows = [*(of_json if is_json else _rows_of_text(path, needs))]
+    columns = list(dict.fromkeys(name for _, row in rows for name in row))
+    if splits := sorted({str(row["split"]) for _, row in rows if "split" in row}):
         if task.split not in splits:
             raise ValueError(
                 f"task {task.name!r}: {path} has no image of split {task.split!r} (of "
                 f"{', '.join(splits)}); set split"
             )
-        return {
-            "/".join(filter(None, (each.get("filepath"), each["filename"]))): [
-                sentence["raw"] for sentence in each["sentences"]
-            ]
-            for each in images
-            if each["split"] == task.split
-        }
-    except (KeyError, TypeError) as error:
+        rows = [(number, row) for number, row in rows if row["split"] == task.split]
+    image, wanted = (_listed_column(task, columns, what, path, rows) for what in ("image", needs))
+    texts: dict[str, list[str]] = {}
+    for number, row in rows:
+        file, value = row.get(image), row.get(wanted)
+        if not (file and isinstance(file, str)) or value is None or (value == "" and not is_json):
+            raise ValueError(
+                f"{path} {'row' if is_json else 'line'} {number}: file and {needs} must both be "
+                f"given; they are {str(file)[:60]!r} and {str(value)[:60]!r}"
+            )
+        values = _texts(value) if needs == "caption" else [str(value).strip()]
+        texts[file] = [*texts.get(file, ()), *values]
+    folder = path.rpartition("/")[0] or "."
+    first = next(iter(texts), "")
+    if first.startswith("/"):
+        folder, first, texts = "/", first[1:], {file.lstrip("/"): texts[file] for file in texts}
+    if not disk.exists(disk.join(folder, first)):
+        inside = [disk.join(folder, name) for name in disk.list_names(folder)]
+        folder = next((each for each in inside if disk.exists(disk.join(each, first))), folder)
+    for file, of_file in texts.items():
+        if not disk.exists(disk.join(folder, file)):
+            raise ValueError(f"{path}: image {disk.join(folder, file)} does not exist")
+        if needs == "label" and len({*of_file}) > 1:
+            raise ValueError(f"{path}: {file} has the labels {', '.join(of_file[:5])}{NO_LABELS}")
+    return RawSamples(
+        source=path,
+        images=ImageFiles(folder, tuple(texts)),
+        labels=_as_labels([each[0] for each in texts.values()]) if needs == "label" else None,
+        captions=list(texts.values()) if needs == "caption" else None,
+    )
+
+
+def list_in(task: TaskSpec, data: str) -> str | None:
+    """The list that lies in a folder beside its images, or their folder: captions.csv, the one of
+    the split, or the only one. None where there is none; ValueError for several.
+    """
+    names = disk.list_names(data)
+    stems = {name.rpartition(".")[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+    lists = [name for name in names if name.lower().endswith(LISTS)]
+    lists = [name for name in lists if name.rpartition(".")[0] not in stems]
+    of_split = [name for name in lists if name.startswith(task.split)]
+    some = [name for name in lists if name == "captions.csv"] or of_split or lists
+    if len(some) > 1:
+        listed = ", ".join(some[:5])
+        raise ValueError(
+            f"task {task.name!r}: {data} has several lists, {listed}; name one as data"
+        )
+    return disk.join(data, some[0]) if some else None
+
+
+def read_text_files(task: TaskSpec, data: str) -> RawSamples:
+    """The images below a folder, and the captions in the text files of their names, a line each."""
+    names = list(_names_below(data))
+    texts = {name.rpartition("/")[2][:-4]: name for name in names if name.endswith(".txt")}
+    images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+    stems = [name.rpartition("/")[2].rpartition(".")[0] for name in images]
+    if not texts.keys() & {*stems} or len({*stems}) < len(stems):
+        raise ValueError(
+            f"task {task.name!r}: {data}/captions.csv does not exist; retrieval reads its columns "
+            f"file and caption, any one list ({', '.join(LISTS)}), a .txt of each "
+            "image's name, tars, Parquet files or CLIP_benchmark's layout"
+        )
+    captions = [
+        _as_captions(_text_of(disk.join(data, texts[stem]))) if stem in texts else []
+        for stem in stems
+    ]
+    return RawSamples(source=data, images=ImageFiles(data, tuple(images)), captions=captions)
+
+
+def _rows_of_json(task: TaskSpec, path: str, needs: str) -> Iterator[Row]:
+    """The rows of a JSON list of objects, of JSON lines, of a list of PATH, LABEL and NAME for each
+    split, of COCO's images and annotations, or of Karpathy's images.
+    """
+    if path.lower().endswith(".jsonl"):
+        lines = _text_of(path).splitlines()
+        try:
+            document = [json.loads(line) for line in lines if line.strip()]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} has a line that is not JSON: {error}") from error
+    else:
+        document = disk.read_json(path)
+    if isinstance(document, dict) and isinstance(document.get(task.split), list):
+        document = document[task.split]
+    try:
+        if isinstance(document, list):
+            for each in document:
+                named = isinstance(each, dict)
+                yield each if named else {"image": each[0], needs: each[-1]}
+            return
+        images = document["images"]
+        if "annotations" in document:
+            kinds = {each["id"]: each["name"] for each in document.get("categories", ())}
+            file_of = {each["id"]: each["file_name"] for each in images}
+            if needs == "caption":  # an image without one is named later
+                yield from ({"image": file, needs: []} for file in file_of.values())
+            for each in document["annotations"]:
+                text = each["caption"] if needs == "caption" else kinds[each["category_id"]]
+                yield {"image": file_of[each["image_id"]], needs: text}
+            return
+        for each in images:
+            file = "/".join(filter(None, (each.get("filepath"), each["filename"])))
+            captions = [sentence["raw"] for sentence in each["sentences"]]
+            yield {"image": file, "caption": captions, "split": each["split"]}
+    except (KeyError, TypeError, IndexError) as error:
         raise ValueError(
             f"task {task.name!r}: {path} is no list of captions of COCO's form (images with id and "
             "file_name, annotations with image_id and caption) or Karpathy's (images with filename,"
-            f" split and sentences): {error!r}"
+            f" split and sentences), nor a list of objects: {error!r}"
         ) from error
 
 
-def _captions_of_csv(task: TaskSpec, path: str) -> dict[str, list[str]]:
-    rows = csv.DictReader(io.StringIO(_text_of(path), newline=""))
-    columns = list(rows.fieldnames or ())
-    named = {}
-    for what, usual in (("image", "file"), ("caption", "caption")):
-        there = [name for name in (usual, *USUAL[what]) if name in columns]
-        named[what] = task.columns.get(what) or (there or [usual])[0]
-        if named[what] not in columns:
-            raise ValueError(
-                f"{path} has no column {named[what]!r}{disk.did_you_mean(named[what], columns)} "
-                f"(of {', '.join(columns) or 'none'}); name it, as in columns: {{{what}: …}}"
-            )
-    captions: dict[str, list[str]] = {}
+def _rows_of_text(path: str, needs: str) -> Iterator[tuple[int, Row]]:
+    """(line, row) of a table, whose header says how columns are separated, or of lines without."""
+    text = _text_of(path)
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if LINE.fullmatch(first.strip()):
+        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+            if line:
+                found = LINE.fullmatch(line)
+                rest = found[2] if found else ""
+                value = rest if needs == "caption" else re.split(r"[\s,;|]+", rest)[0]
+                yield number, {"image": found[1] if found else line, needs: value}
+        return
+    separator = max(",\t;|", key=first.count)
+    quoting: Literal[0, 3] = 0 if separator in ",;" else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
+    stream = io.StringIO(text, newline="")
+    skips = separator == "|"  # of Flickr: a blank behind each
+    rows = csv.DictReader(stream, delimiter=separator, skipinitialspace=skips, quoting=quoting)
+    rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     for row in rows:
-        file, caption = row[named["image"]], row[named["caption"]]
-        if not file or not caption:
-            raise ValueError(f"{path} line {rows.line_num}: file and caption must both be given")
-        captions.setdefault(file, []).append(caption)
-    return captions
+        if left := row.pop(None, None):  # the last column is a text with the separator
+            row[rows.fieldnames[-1]] += separator + separator.join(left)
+        yield rows.line_num, row
+
+
+def _listed_column(
+    task: TaskSpec, columns: Sequence[str], what: str, path: str, rows: Sequence[tuple[int, Row]]
+) -> str:
+    files = ("file", "file_name", "filename", "filepath", "image_name", "image_path", "img_path")
+    usual = {"image": files, "caption": ("caption",), "label": ("label",)}[what]
+    named = task.columns.get(what)
+    there = [name for name in (*usual, *USUAL[what], *MORE.get(what, ())) if name in columns]
+    found = named or (there or usual)[0]
+    if found not in columns:
+        near = disk.did_you_mean(found, columns)
+        others = [{str(row.get(name)).strip() for _, row in rows} <= {"0", "1"} for name in columns]
+        remedy = f"; name it, as in columns: {{{what}: …}}"
+        if what == "label" and sum(others) > 1:
+            remedy = NO_LABELS
+        if any(len(name) > LONGEST_NAME for name in columns):
+            remedy = "; images as text (base64) are not read: write them as files, and name these"
+        listed = ", ".join(name[:60] for name in columns[:20])
+        raise ValueError(f"{path} has no column {found!r}{near} (of {listed or 'none'}){remedy}")
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
 # Parquet files with one image per row: its bytes, or the path of a file beside them.
 
 
-# Names that are looked for where the task's `columns` does not name one.
+# Names that are looked for where the task's `columns` does not name one, in lists more of them.
+MORE = {
+    "caption": ("title", "comment", "sentence"),
+    "label": ("class_name", "category", "breed", "species"),
+}
 USUAL = {
     "image": ("image", "img", "jpg", "png", "webp", "path", "file"),
     "label": ("label", "cls", "class", "fine_label"),
@@ -833,7 +983,8 @@ def _value(parts: dict[str, bytes], column: str, where: str, convert: Callable[[
     extension, _, field = column.partition(":")
     if extension not in parts:
         listed = ", ".join(parts) or "no other member"
-        raise ValueError(f"{where} has no member .{extension} (beside the image: {listed})")
+        many = NO_LABELS if extension == "cls" and "npy" in parts else ""
+        raise ValueError(f"{where} has no member .{extension} (beside the image: {listed}){many}")
     try:
         data = parts[extension]
         if extension == "json":
@@ -971,6 +1122,8 @@ def write_benchmark(samples: Samples, out: str, split: str = "test") -> int:
         raise ValueError(f"{disk.join(out, split)} exists and is not empty; choose a new folder")
     if samples.captions:
         _write_text(disk.join(out, TYPE_FILE), ["retrieval"])
+    elif samples.own_prompts:
+        raise ValueError(f"{out}: this layout has no prompts of single classes; set templates")
     else:
         _write_text(disk.join(out, CLASSES_FILE), samples.classes)
         templates = [template.replace("{}", "{c}") for template in samples.templates]
@@ -1041,12 +1194,12 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
         return read_tars(task, [data], data, needs)
     if is_file and data.endswith(".parquet"):
         return read_tables(task, [data], data, needs)
-    if is_file and data.endswith(".json") and needs == "caption":
-        return read_captions(task, data)
+    if is_file and data.lower().endswith(LISTS):
+        return read_list(task, data, needs)
     if is_benchmark_layout(data, split):
         return read_benchmark(task, data, split, needs)
     if needs == "caption" and disk.exists(disk.join(data, "captions.csv")):
-        return read_captions(task, data)
+        return read_list(task, disk.join(data, "captions.csv"), needs)
     for folder in (data, disk.join(data, "shards")):
         if tars := committed_tars(folder):
             return read_tars(task, tars, folder, needs)
@@ -1054,7 +1207,10 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
         of_split = [name for name in tables if name.startswith(f"{split}-")]
         files = [disk.join(data, name) for name in of_split or tables]
         return read_tables(task, files, data, needs)
-    return read_captions(task, data) if needs == "caption" else read_class_folders(task, data)
+    if needs == "label":
+        return read_class_folders(task, data)
+    of_images = list_in(task, data)
+    return read_list(task, of_images, needs) if of_images else read_text_files(task, data)
 
 
 def committed_tars(folder: str) -> list[str]:

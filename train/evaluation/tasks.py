@@ -233,18 +233,22 @@ class Encoder:
         require_finite(finite_rows(vectors_NE), texts, task, "text features")
         return vectors_NE
 
-    def classes(self, classes: Sequence[str], templates: Sequence[str], task: str) -> Tensor:
-        """Unit vectors (C, E): the mean of each class over its templates, at length 1 again.
+    def classes(self, prompts: Sequence[Sequence[str]], task: str) -> Tensor:
+        """Unit vectors (C, E): the mean of each class over its prompts, at length 1 again.
 
         This is open_clip's `build_zero_shot_classifier` (CLIP paper, section 3.1.4).
         """
-        prompts = []
-        for name in classes:
-            prompts += [template.replace("{}", name) for template in templates]
-        vectors_NE = self.texts(prompts, task)
-        from clipmill.train.model.clip import l2_normalise
+        vectors_NE = self.texts([text for of_class in prompts for text in of_class], task)
+        return mean_of_prompts(vectors_NE, [len(of_class) for of_class in prompts])
 
-        return l2_normalise(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
+
+def mean_of_prompts(vectors_NE: Tensor, counts: Sequence[int]) -> Tensor:
+    """Unit vectors (C, E) of classes, of which each has so many of the vectors, in their order."""
+    from clipmill.train.model.clip import l2_normalise
+
+    if len(set(counts)) == 1:
+        return l2_normalise(vectors_NE.unflatten(0, (len(counts), -1)).mean(dim=1))
+    return l2_normalise(torch.stack([part.mean(dim=0) for part in vectors_NE.split(list(counts))]))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -627,7 +631,7 @@ def predicted_of(columns: Columns, task: TaskSpec, samples: Samples) -> Predicte
 
 def _predict_zero_shot(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
     names = list(dict.fromkeys(samples.classes))
-    class_CE = encoder.classes(names, samples.templates, task.name)
+    class_CE = encoder.classes([samples.prompts_of(name) for name in names], task.name)
     scale = encoder.model.logit_scale.exp().item()
     label_N, name_C = torch.tensor(samples.labels), None
     if len(names) < len(samples.classes):  # of equal names the logits are equal bit for bit

@@ -455,6 +455,11 @@ def load_export(folder: str) -> AnyModel:
     if "model_cfg" not in settings:
         raise ValueError(f"{disk.join(folder, CONFIG_FILE)} has no model_cfg")
     has_files = disk.exists(disk.join(folder, TOKENIZER_FILE))
+    if not has_files and tokenizer_name(folder) and "tokenizer.json" in disk.list_names(folder):
+        raise ValueError(
+            f"{folder} has tokenizer.json without {TOKENIZER_FILE}, which says how texts are "
+            "padded; copy that beside it, as tokenizer.save_pretrained writes both"
+        )
     config = model_of_settings(
         settings["model_cfg"],
         settings.get("preprocess_cfg"),

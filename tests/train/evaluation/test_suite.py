@@ -132,7 +132,7 @@ def test_long_prompts_keep_their_end(model):
 def test_a_class_is_the_mean_of_its_templates_at_length_one(model):
     encoder = Encoder(model=model, device=CPU)
     with torch.no_grad():
-        class_CE = encoder.classes(["cat", "dog"], ["a {}", "one {} here"], "t")
+        class_CE = encoder.classes([["a cat", "one cat here"], ["a dog", "one dog here"]], "t")
         prompts = encoder.texts(["a cat", "one cat here", "a dog", "one dog here"], "t")
     expected = torch.nn.functional.normalize(prompts.view(2, 2, -1).mean(dim=1), dim=1)
     torch.testing.assert_close(class_CE, expected)
