@@ -90,7 +90,8 @@ def train_run(
     Args:
         mix: A blend without a file: POOL/VIEW=WEIGHT …; RUN/blend.json has it afterwards.
         stream: Tars, URLs or pipe:COMMAND that are read while the run trains; it cannot be resumed.
-        from_open_clip: A command line of open_clip's training, in quotes; BLEND, --mix or --stream
+        from_open_clip: A command line of open_clip's training, in quotes, or the file of a script
+            with it, or its params.txt; BLEND, --mix or --stream
             beside it takes the place of its data. It is translated, and what changes is said.
         preset: Settings to start from; --list-settings names them.
         changes: Change settings: KEY=VALUE …; checkpoint_every=N saves every N steps.
@@ -110,6 +111,8 @@ def train_run(
             raise ValueError(
                 "--preset and --from-open-clip both say where settings start; give one"
             )
+        if len(from_open_clip.split()) == 1 and disk.exists(from_open_clip):
+            from_open_clip = disk.read_bytes(from_open_clip).decode()
         line = translate(from_open_clip, has_data=bool(blend or mix or stream), ranks=ranks)
         changes = [*line.changes, *changes]
         ranks, out = line.ranks, out or line.out

@@ -204,6 +204,60 @@ LINES = (
         settings={"lock_image": True},
         notes=("does with --lock-image-freeze-bn-stats alone",),
     ),
+    Line(
+        source="a script of Windows that starts open_clip_train.main",
+        why="commands before and behind it are no words of the line",
+        line="@echo off\nREM it\nset PATH=%PATH%;D:\\tools\n\npython -m open_clip_train.main ^\n"
+        '  --train-data "file://D:/wds/train.tar" ^\n  --train-num-samples 399 ^\n  --warmup 10 ^\n'
+        '  --epochs 30 ^\n  --model "ViT-B-32"\n\npause\n',
+        settings={"model": "ViT-B-32", "warmup": 10, "samples_seen": 64 * 7 * 30},
+    ),
+    Line(
+        source="a script of PowerShell that starts open_clip_train.main",
+        why="its lines end with a grave accent, and a variable has its sign when it is assigned",
+        line="Set-Location src\n$rate = '1e-4'\n\nGPUS=0 python3 -m open_clip_train.main `\n"
+        f"  {TARS} `\n  --warmup 10 `\n  --lr=$rate `\n  --model ViT-B-32\n\n# more\n",
+        settings={"lr": 1e-4, "model": "ViT-B-32"},
+    ),
+    Line(
+        source="a script of bash with the words of its command in an array",
+        why="what it assigns is known, and what it does with the words comes later",
+        line='set -e\nMODEL="ViT-B-32"\nexport TARS="tars/{00..03}.tar"\nSEED=42 # of all\n'
+        'RUN="run_${MODEL}"\nCMD=(\n  python -m open_clip_train.main\n  --model "${MODEL}"\n'
+        '  --train-data "$TARS"\n  --train-num-samples 100000\n  --warmup 100\n'
+        '  --seed "${SEED}"\n  --name "${RUN}"\n)\necho "${CMD[@]}"\n"${CMD[@]}"\n',
+        settings={"model": "ViT-B-32", "seed": 42, "warmup": 100},
+    ),
+    Line(
+        source="Imageomics/bioclip: a script of Slurm",
+        why="a variable of the batch system is named with its flag",
+        line=f'python -m training.main {TARS} --model ViT-B-32 --warmup 5 --seed "$SLURM_SEED"',
+        refusal=r"--seed is '\$SLURM_SEED', which nothing there assigns; write its value",
+    ),
+    Line(
+        source="mlfoundations/open_clip#918",
+        why="a list of words that a program in Python runs",
+        line="rate = 5e-6\ntrain_command = [\n  'python', '-m', 'open_clip_train.main',\n"
+        "  '--train-data', 'tars/{00..03}.tar', '--train-num-samples', '100000',\n"
+        "  '--warmup', '1000', '--lr', rate, '--model', 'ViT-B-32',\n]\n"
+        "subprocess.run(train_command)\n",
+        settings={"lr": 5e-6, "warmup": 1000, "model": "ViT-B-32"},
+    ),
+    Line(
+        source="mertyg/vision-language-models-are-bows#27",
+        why="params.txt of a run has every flag, and the number of processes",
+        line="aug_cfg: {}\nbatch_size: 128\nbeta1: 0.9\ncheckpoint_path: logs/a/checkpoints\n"
+        "csv_separator: \t\nforce_quick_gelu: True\nlr: 1e-06\nmodel: ViT-B/32\npretrained: \n"
+        "precision: amp\nresume: None\nsiglip: False\ntrain_data: tars/{00..03}.tar\n"
+        "train_num_samples: 100000\nwarmup: 50\nwd: 0.2\nworld_size: 4\n",
+        settings={"model": "ViT-B-32", "batch_size": 512, "lr": 1e-6, "beta2": 0.98},
+    ),
+    Line(
+        source="mlfoundations/open_clip: manifests of --train-data",
+        why="a file that lists sources is named before its samples are asked for",
+        line="python -m open_clip_train.main --train-data mix.json --model ViT-B-32 --warmup 5",
+        refusal="mix.json: a file that lists sources is not read; write their tars with ::",
+    ),
 )
 
 

@@ -7,6 +7,7 @@ with the reason, or is refused. Pure.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -136,6 +137,12 @@ REFUSED = {
 }
 # A text in quotation marks, or a comment of the shell: from a # that begins a word on.
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|(?<!\S)#.*""")
+# A script's array of words, the start of the training, an assignment, and a variable of a shell.
+ARRAY = re.compile(r"^\w+=\((.*?)^[ \t]*\)", re.DOTALL | re.MULTILINE)
+STARTS = re.compile("(" + "|".join(map(re.escape, MODULES)) + r")(?=[\s'\"]|$)")
+ASSIGNS = re.compile(r"(?:export\s+|set\s+|local\s+)?\$?(\w+)\s*=(.*)", re.IGNORECASE)
+VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)|%(\w+)%")
+UNKNOWN = re.compile(r"\$[\w{(]|%\w+%")
 DATACOMP = "; DataComp's train.py --scale small is --preset datacomp_small here"
 # Where a shell ends the words of a command: its output, the next command.
 OPERATOR = re.compile(r"([0-9&]?>|<|\||;$|&+$)")
@@ -217,10 +224,9 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
     a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
     """
-    text = COMMENT.sub(lambda match: match[1] or "", line.strip())
-    text = re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", text)
+    words = _words_of_python(line)
     try:
-        words = shlex.split(text)
+        words = words or shlex.split(_of_settings(line) or _statement(line))
     except ValueError as error:
         raise ValueError(f"the line has no closing quotation mark ({error})") from None
     ends = [n for n, word in enumerate(words) if OPERATOR.match(word)]
@@ -264,7 +270,75 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
             raise ValueError(f"--{name} takes no value, but is followed by {value!r}")
         if name in SAME and not value:
             raise ValueError(f"--{name} has no value")
+        if name not in (*NO_EFFECT, "name", "logs") and UNKNOWN.search(value):
+            raise ValueError(f"--{name} is {value!r}, which nothing there assigns; write its value")
     return flags, numbers
+
+
+def _statement(script: str) -> str:
+    """The command of a script of a shell, of Windows' too, that starts the training, in one line
+    and with the values of variables that the script assigns; all of a text that has none.
+    """
+    text = COMMENT.sub(lambda match: match[1] or "", script.strip())
+    text = re.sub(r"[\\^`][ \t]*(\r?\n|$)", " ", text)
+    text = ARRAY.sub(lambda match: " ".join(match[1].split()), text)  # of bash, which it runs later
+    lines = text.splitlines()
+    start = next((n for n, each in enumerate(lines) if STARTS.search(each)), None)
+    if start is None:
+        return text
+    values: dict[str, str] = {}
+
+    def known(words: str) -> str:
+        return VARIABLE.sub(lambda match: values.get("".join(filter(None, match.groups())),
+                                                     match[0]), words)  # fmt: skip
+
+    for each in lines[:start]:
+        if (found := ASSIGNS.fullmatch(each.strip())) and "$(" not in found[2]:
+            values[found[1]] = known(found[2].strip().strip("'\""))
+    end = start + 1
+    while end < len(lines):  # lines of flags, and of a text in quotation marks
+        is_open = sum(map(" ".join(lines[start:end]).count, "'\"")) % 2
+        if not is_open and lines[end].strip() and not lines[end].lstrip().startswith("-"):
+            break
+        end += 1
+    return known(" ".join(lines[start:end]))
+
+
+def _words_of_python(text: str) -> list[str]:
+    """The words of a list that a program in Python runs; [] where the text is none."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return []
+    values: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            values |= {ast.unparse(name): str(node.value.value) for name in node.targets}
+    for node in nodes:
+        if isinstance(node, ast.List):
+            words = [
+                str(each.value) if isinstance(each, ast.Constant)
+                else values.get(ast.unparse(each), f"${ast.unparse(each)}")
+                for each in node.elts
+            ]  # fmt: skip
+            if any(word.endswith(MODULES) for word in words):
+                return words
+    return []
+
+
+def _of_settings(text: str) -> str:
+    """params.txt of a run of open_clip, a line `name: value` for each of its flags, as the flags;
+    "" for another text. What a flag leaves out is None or False there."""
+    lines = [each for each in text.splitlines() if each.strip()]
+    found = [re.fullmatch(r"(\w+):\s*(.*?)\s*", each) for each in lines]
+    settings = {match[1].replace("_", "-"): match[2] for match in found if match}
+    if not all(found) or "train-data" not in settings:
+        return ""
+    words = ["torchrun", "--nproc_per_node", settings.get("world-size", "1"), MODULES[0]]
+    for flag, value in settings.items():
+        if flag in KNOWN and value not in ("", "None", "False", "{}"):
+            words += [f"--{flag}", *([] if value == "True" else [value])]
+    return shlex.join(words)
 
 
 def _word(flag: str, flags: Mapping[str, str], words: Mapping[str, str]) -> str:
@@ -379,6 +453,11 @@ def _blend(flags: Mapping[str, str], notes: list[str]) -> Blend:
             "--stream; where it only evaluates: clipmill evaluate MODEL --task TASK.yaml"
         )
     kind = flags.get("dataset-type", "auto")
+    if data.endswith((".json", ".yaml", ".yml")):
+        raise ValueError(
+            f"--train-data {data}: a file that lists sources is not read; write their tars with :: "
+            "between, their weights as --train-data-upsampling-factors, and --train-num-samples"
+        )
     if kind in ("csv", "synthetic") or (kind == "auto" and data.endswith((".csv", ".tsv"))):
         raise ValueError(_table_recipe(data, flags))
     sources = data.split("::")
