@@ -86,10 +86,10 @@ class Exchange:
                 writer.write_table(table, row_group_size=rows)
             self.out.publish(staged, self.path(number))
 
-    def footers(self) -> list[dict[str, Any]]:
-        """The metadata of all files."""
+    def footers(self) -> Iterator[dict[str, Any]]:
+        """The metadata of all files, of some in memory at a time."""
         paths = [self.path(number) for number in range(self.files)]
-        return list(in_threads(disk.read_metadata, paths, THREADS))
+        return in_threads(disk.read_metadata, paths, THREADS)
 
     def tables(self, low: int, high: int) -> Iterator[pa.Table]:
         """The rows with low <= place < high of each file, in the order of the files."""

@@ -394,16 +394,17 @@ def crawl(
 def _say_what_grew(final: pa.Table, base: int) -> None:
     """Log what each new part gave, and which brings nothing but what was there."""
     contents = [_content_alone(content) for content in content_of(final)]
+    first = {content: number for number, content in reversed([*enumerate(contents)])}
     for part in final.slice(base).to_pylist():
-        content, before = contents[part["part"]], contents[: part["part"]]
-        is_repeated = bool(content) and content in before
+        content = contents[part["part"]]
+        is_repeated = bool(content) and first[content] < part["part"]
         logger.info(
             "%s is new: %d pairs, %d of %d rows were there before%s",
             part["wat"],
             part["pairs"],
             dict(part["reasons"]).get("duplicate_pair", 0),
             part["links"],
-            f"; it is {final['wat'][before.index(content)]} again" if is_repeated else "",
+            f"; it is {final['wat'][first[content]]} again" if is_repeated else "",
         )
 
 
@@ -579,7 +580,8 @@ def _known_parts(layout: PoolLayout, source: Source) -> tuple[pa.Table, list[str
             last[stored] = number
     new = [paths[number] for number in sorted(chain.from_iterable(by_id.values()))]
     gone = [name for name, path in zip(names, known, strict=True) if path is None]
-    if others := [name for name in gone if name in set(map(_name, new))]:
+    new_names = {*map(_name, new)}
+    if others := [name for name in gone if name in new_names]:
         raise ValueError(
             f"{layout}/pairs was made of another source ({others[0]} has another size, or other "
             "columns are asked for, or this version of clipmill reads it in another way): "
@@ -612,11 +614,10 @@ def _known_parts(layout: PoolLayout, source: Source) -> tuple[pa.Table, list[str
                 new.append(folder)
         return final, [*(path or name for path, name in zip(known, names, strict=True)), *new]
     unchanged = in_threads(is_unchanged, zip(known, content_of(final), strict=True), THREADS)
-    changed = [name for name, same in zip(names, unchanged, strict=True) if not same]
+    changed = [path for path, same in zip(known, unchanged, strict=True) if not same]
     if changed:
-        path = known[names.index(changed[0])]
         raise ValueError(
-            f"{path} has changed since {layout}/pairs was made of it"
+            f"{changed[0]} has changed since {layout}/pairs was made of it"
             f"{f', as have {len(changed) - 1} others' if changed[1:] else ''}: build into another "
             "folder, or give the old files back"
         )

@@ -38,8 +38,8 @@ from clipmill.pipeline.progress.state import Measurer, StageCounter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One task: `id` is unique in its stage, `payload` is a number or a record, a frozen dataclass
-    at the top level of a module."""
+    """One task: `id` is unique in its stage, `payload` is a number, a text or several, or a frozen
+    dataclass at the top level of a module."""
 
     id: str
     group: str

@@ -424,12 +424,12 @@ def _metadata_of(layout: PoolLayout, name: str, shards: Integers, there: set[str
 # --- bundles ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BundleOf:
     """The payload of a ticket: a set and the shards of one bundle."""
 
     set_name: str
-    shards: tuple[int, ...]
+    shards: Integers  # a part of those of the pool, not a copy
 
 
 def make_bundles(
@@ -442,10 +442,10 @@ def make_bundles(
     for name in sets:
         there = set(disk.list_names(out.layout.score_set(name)))
         for positions in bundle_runs(commits):
-            shards = commits.shards[positions.start : positions.stop].tolist()
-            number = f"{bundle_number(shards[0]):05d}"
-            if number in there or bundle_name(shards[0]) not in there:
-                bundle = BundleOf(set_name=name, shards=tuple(shards))
+            shards = commits.shards[positions.start : positions.stop]
+            number = f"{bundle_number(int(shards[0])):05d}"
+            if number in there or bundle_name(int(shards[0])) not in there:
+                bundle = BundleOf(set_name=name, shards=shards)
                 tickets.append(Ticket(id=f"{name}/{number}", group=number, payload=bundle))
     if not tickets:
         return {}
@@ -461,7 +461,7 @@ def make_bundle_worker(out: PoolWriter) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         bundle: BundleOf = ticket.payload
-        write_bundle(out, bundle.set_name, bundle.shards)
+        write_bundle(out, bundle.set_name, bundle.shards.tolist())
         return {"shards": len(bundle.shards)}
 
     return work

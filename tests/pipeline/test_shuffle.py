@@ -5,6 +5,7 @@ rows with a flag: of their sorted records, whatever their order and repetitions.
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,18 @@ def test_only_the_row_groups_of_a_place_are_read(tmp_path: Path) -> None:
         assert len(shuffle._groups_with(file, 0, 1 << 64)) == file.num_row_groups
         assert len(shuffle._groups_with(file, 150_000, 150_010)) in (1, 2)
     assert exchange.at(150_000)["value"].to_pylist() == [150_000]
+
+
+def test_footers_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "read_metadata", lambda _: {"rows": list(range(10**6, 10**6 + 1000))})
+    tracemalloc.start()
+    try:
+        count = sum(len(footer["rows"]) for footer in exchange_in(tmp_path, files=1000).footers())
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 10**6
+    assert most < 10 * 2**20  # bytes; of all 1,000 footers 40 MB
 
 
 def test_nothing_is_written_under_a_lost_lease(tmp_path: Path) -> None:

@@ -140,6 +140,19 @@ def test_a_changed_file_of_equal_size_is_noticed(tmp_path: Path) -> None:
         crawl(source, PoolWriter(pool), "inline")
 
 
+def test_of_two_files_of_one_name_the_changed_one_is_named(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "t.csv" for folder in "ab"]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text(f"url,caption\nhttp://p.test/1,{'a' * (number + 1)}\n")
+    source = Source(kind="table", paths=tuple(map(str, paths)))
+    pool = PoolWriter(str(tmp_path / "pool"))
+    crawl(source, pool, "inline")
+    paths[1].write_text("url,caption\nhttp://p.test/1,bb\n")
+    with pytest.raises(ValueError, match=r"/b/t\.csv has changed since"):
+        crawl(source, pool, "inline")
+
+
 def test_a_part_is_read_again_where_its_file_changed_before_all_were_read(tmp_path: Path) -> None:
     one, two = tmp_path / "1.csv", tmp_path / "2.csv"
     one.write_text("url,caption\nhttp://p.test/1,a\n")

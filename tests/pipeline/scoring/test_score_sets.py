@@ -4,8 +4,10 @@ pool without a stored row is told."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,6 +18,7 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
+from clipmill.pipeline.executor.tickets import Report, Stage, Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.scoring import score_sets
@@ -171,6 +174,27 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
         assert score_sets.read_score_set(pool, NAME) is None
     assert score(PoolWriter(pool), [CAPTION], engine="inline")["failed"] == {}
     assert len(columns(pool)) == 18
+
+
+def test_tickets_of_bundles_share_the_numbers_of_the_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = np.arange(100_000)
+    commits: Any = SimpleNamespace(shards=shards)
+    monkeypatch.setattr(
+        score_sets, "bundle_runs", lambda _: [range(n, n + 1000) for n in shards[::1000].tolist()]
+    )
+    monkeypatch.setattr(score_sets, "bundle_name", lambda _: "not there")
+    held: list[Ticket] = []
+
+    def execute(stage: Stage, tickets: list[Ticket], engine: str) -> Report:
+        held.extend(tickets)
+        return Report()
+
+    monkeypatch.setattr(score_sets, "execute", execute)
+    score_sets.make_bundles(PoolWriter(str(tmp_path)), commits, ["a@1", "b@2"], "inline")
+    assert len(held) == 200
+    assert all(np.shares_memory(ticket.payload.shards, shards) for ticket in held)
 
 
 def test_a_bundle_of_a_shard_without_columns_is_refused(
