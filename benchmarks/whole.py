@@ -16,7 +16,8 @@ hundred must equal, byte for byte, those of a pool that nothing disturbed. Memor
 process tree, looked at twice a second.
 
 A folder keeps what is done: the same command goes on with the next step, and stops before a step
-after --minutes. Results go to benchmarks/results/whole.json and docs/measured.md. Hours.
+after --minutes. Results, also of a part, go to benchmarks/results/whole.json and docs/measured.md.
+Hours.
 """
 
 from __future__ import annotations
@@ -623,10 +624,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(step, json.dumps(figures), flush=True)
     finally:
         whole.web.close()
-    state |= {"date": datetime.now(UTC).date().isoformat(), "machine": machine_kind()}
-    del state["port"]
-    args.out.write_text(json.dumps(state, indent=1) + "\n")
-    measured.write()
+        if "sample" in state["steps"]:
+            result = {**state, "date": datetime.now(UTC).date().isoformat()}
+            disk.write_json(str(args.out), result | {"machine": machine_kind()})
+            measured.write()
     return 0
 
 

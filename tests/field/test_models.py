@@ -1271,10 +1271,12 @@ KARPATHY = {
         (KARPATHY, {}, ""),
         (KARPATHY, {"split": "val"}, "no image of split 'val' (of restval, test); set split"),
         ({"images": [{"file": "0.png"}]}, {}, "no list of captions of COCO's form"),
-        ({**COCO, "annotations": [{"image_id": 3, "caption": None}]}, {}, "is no text: [None]"),
+        ({**COCO, "annotations": [{"image_id": 3, "caption": None}]}, {},
+         "file and caption must both be given; they are '1.png' and 'None'"),
+        ({**COCO, "annotations": [{"image_id": 3, "caption": 5}]}, {}, "'1.png' is no text: 5"),
     ],
     ids=["d-ailin/CLIP-Guided-Decoding#4", "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#25",
-         "a split that is missing", "another form", "a caption that is no text"],
+         "a split that is missing", "another form", "no caption", "a caption that is no text"],
 )  # fmt: skip
 def test_lists_of_captions_as_json_are_those_of_a_table(
     document: Values, keys: Values, refuses: str, tmp_path: Path, capsys: Any

@@ -617,7 +617,10 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
                 f"{path} {'row' if is_json else 'line'} {number}: file and {needs} must both be "
                 f"given; they are {str(file)[:60]!r} and {str(value)[:60]!r}"
             )
-        values = _texts(value) if needs == "caption" else [str(value).strip()]
+        values = value if isinstance(value, list) else [value]
+        if needs == "caption" and not all(isinstance(each, str) for each in values):
+            raise ValueError(f"{path}: a caption of {file!r} is no text: {value!r:.80}")
+        values = [str(each).strip() for each in values]
         texts[file] = [*texts.get(file, ()), *values]
     folder = path.rpartition("/")[0] or "."
     first = next(iter(texts), "")
