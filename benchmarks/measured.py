@@ -252,6 +252,12 @@ def _sizes() -> Iterable[str]:
     return sizes.markdown(read("fetch_sizes")).splitlines()
 
 
+def _whole() -> Iterable[str]:
+    from benchmarks import whole
+
+    return whole.table_lines(read("whole"))
+
+
 def _loaders() -> Iterable[str]:
     from benchmarks.reading import loop_table
 
@@ -266,6 +272,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "loaders": _loaders,
     "bars": lambda: document.bar_lines(read("scale")),
     "projection": lambda: document.projection_lines(read("scale")),
+    "whole": _whole,
     "filters": _filters,
     "copies": _copies,
     "scores": _scores,

@@ -625,8 +625,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         whole.web.close()
         if "sample" in state["steps"]:
-            result = {**state, "date": datetime.now(UTC).date().isoformat()}
-            disk.write_json(str(args.out), result | {"machine": machine_kind()})
+            kept = {key: state[key] for key in ("pictures", "steps")}
+            kept |= {"date": datetime.now(UTC).date().isoformat(), "machine": machine_kind()}
+            disk.write_json(str(args.out), kept)
             measured.write()
     return 0
 

@@ -258,7 +258,7 @@ def start_store(machine: Machine) -> Store:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     line = f'cd {machine.folder} && mkdir -p objects && exec "$@" > url 2> store.log'
     python = str(BIN / "python")
-    words = [python, "-c", PROGRAM, f"{machine.folder}/objects", machine.address, "0"]
+    words = [python, "-c", PROGRAM, f"{machine.folder}/objects", machine.address]
     process = machine.start(["sh", "-c", line, "sh", *words], environment)
     until = time.monotonic() + START_S
     while not (url := machine.run(["cat", f"{machine.folder}/url"], environment).stdout.strip()):

@@ -16,21 +16,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 BUCKET = "pools"
-# Arguments: a folder, which gets the objects, the address to listen on, and how long each read
-# waits. The first line that it prints is its URL.
+# Arguments: a folder, which gets the objects, and the address to listen on. The first line that it
+# prints is its URL.
 PROGRAM = """
-import pathlib, sys, time
+import pathlib, sys
 from http.server import ThreadingHTTPServer
 import localbucket
-class Handler(localbucket.S3Handler):
-    data_root = pathlib.Path(sys.argv[1]).resolve()
-    def do_GET(self):
-        time.sleep(float(sys.argv[3]))
-        super().do_GET()
-    def do_HEAD(self):
-        time.sleep(float(sys.argv[3]))
-        super().do_HEAD()
-server = ThreadingHTTPServer((sys.argv[2], 0), Handler)
+localbucket.S3Handler.data_root = pathlib.Path(sys.argv[1]).resolve()
+server = ThreadingHTTPServer((sys.argv[2], 0), localbucket.S3Handler)
 print("http://%s:%d" % server.server_address[:2], flush=True)
 server.serve_forever()
 """
@@ -58,14 +51,11 @@ SHORT_TIMEOUTS = {"config_kwargs": {"read_timeout": 2.0, "connect_timeout": 2.0}
 
 
 @contextmanager
-def s3_server(folder: Path, wait_s: float = 0.0) -> Iterator[str]:
-    """The address of a server with a bucket `pools`, empty but for what the folder has of it.
-
-    wait_s: of each request that reads.
-    """
+def s3_server(folder: Path) -> Iterator[str]:
+    """The address of a server with a bucket `pools`, empty but for what the folder has of it."""
     with open(folder / "s3_server.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder), "127.0.0.1", str(wait_s)],
+            [sys.executable, "-c", PROGRAM, str(folder), "127.0.0.1"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
