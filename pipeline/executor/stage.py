@@ -74,10 +74,7 @@ class ActorPool:
             max_concurrency=stage.concurrency,
             scheduling_strategy="SPREAD",
         )
-        *names, job = Worker.arguments(stage, on_ray=True)
-        # Ray would keep a copy for each worker that waits for its node: megabytes, where a recipe
-        # names many files.
-        self._arguments = *names, ray.put(job)
+        self._arguments = Worker.arguments(stage, on_ray=True)
         self._starting: dict[Any, Any] = {}
         self._up: dict[Any, Any] = {}  # of each that is starting: ready when it has a process
         self._running: dict[Any, tuple[Any, Ticket]] = {}

@@ -5,7 +5,6 @@ test_stage.py runs stages on a real Ray.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 import types
@@ -86,15 +85,13 @@ class FakeRay:
         self.resources: dict[str, float] = {"CPU": 4.0}
         self.node_resources: list[dict[str, float]] = []
         self.exceptions = EXCEPTIONS
-        self.stored: list[Any] = []
 
     def remote(self, concurrency_groups: dict[str, int]) -> Any:
         ray = self
 
         class Actor:
             def __init__(self, *arguments: Any) -> None:
-                values = (x.value if isinstance(x, Reference) else x for x in arguments)
-                self.worker = Worker(*values)
+                self.worker = Worker(*arguments)
 
             def __getattr__(self, name: str) -> Method:
                 dies = name in ray.deaths
@@ -104,10 +101,6 @@ class FakeRay:
 
         actor_class = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=Actor))
         return lambda worker_class: actor_class
-
-    def put(self, value: Any) -> Reference:
-        self.stored.append(value)
-        return Reference(value)
 
     def get(self, reference: Reference, timeout: float | None = None) -> Any:
         if isinstance(reference.value, Exception):
@@ -265,14 +258,6 @@ def test_a_stage_that_waits_says_every_minute_for_what(
         executor.run_on_ray(stage, TicketQueue([Ticket(id="t", group="g")]), None, outcomes)
     assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
     assert caplog.messages[1] == line
-
-
-def test_all_workers_share_one_copy_of_the_job(ray: FakeRay) -> None:
-    queue = TicketQueue([Ticket(id="t0", group="g0")])
-    job = ["a file of the source"]
-    stage = Stage(name="s", work=echo, job=job)
-    ActorPool(stage, queue, Outcomes("s", StageCounter("s", 1)), 3)
-    assert list(map(pickle.loads, ray.stored)) == [job]
 
 
 def test_workers_that_die_before_they_are_ready_are_replaced_a_few_times(ray: FakeRay) -> None:
