@@ -55,6 +55,7 @@ from clipmill.examples.miniweb.links import Link
 from clipmill.manifests import console, disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.pool import Pool
+from tests.support.processes import is_alive
 from tests.support.s3_server import BUCKET, s3_server, s3_variables
 
 RESULTS = ROOT / "benchmarks/results/whole.json"
@@ -270,16 +271,10 @@ def _is(pid: int, whom: str) -> bool:
 def _wait_for_descendants(tree: processes.Tree, seconds: float = 120.0) -> None:
     """Wait until nothing of a command is left. RuntimeError where something stays."""
     until = time.monotonic() + seconds
-    while left := [pid for pid, _ in tree.seen if _lives(pid)]:
+    while left := [pid for pid, _ in tree.seen if is_alive(pid)]:
         if time.monotonic() > until:
             raise RuntimeError(f"processes stay after their command: {left}")
         time.sleep(INTERVAL_S)
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def files_done(folder: Path, pattern: str, expected: int) -> Callable[[], float]:
@@ -307,9 +302,6 @@ class Whole:
         """Pictures of a WAT."""
         return self.pictures // FILES
 
-    def clipmill(self, *words: str) -> list[str]:
-        return [str(word) for word in console.program(list(words))]
-
     def disturbed(
         self,
         name: str,
@@ -318,9 +310,8 @@ class Whole:
         kills: Sequence[tuple[float, str]] = (),
         variables: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        command = self.clipmill(*words)
         log = self.folder / "logs" / f"{name}.log"
-        return Disturbed(command, log, done, kills, self.web, variables or {}).run()
+        return Disturbed(console.program(words), log, done, kills, self.web, variables or {}).run()
 
     def build(self, until: str, pattern: str, expected: int, *whom: str) -> dict[str, Any]:
         """A stage of the pool, killed at equal parts of its files."""
