@@ -33,7 +33,6 @@ from clipmill.manifests.records import DriftDocument
 from clipmill.manifests.schema import Recipe
 from clipmill.pipeline import ablation_run, recipe_run
 from clipmill.pipeline.lock.rebuild import drift_lines
-from clipmill.train.config import micro
 
 DEMO_MANIFEST = "manifests/ablations/demo.yaml"
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
@@ -294,6 +293,13 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
     kinds = {"tokens": "tokens", **{spec.name: spec.kind or spec.name for spec in recipe.filters}}
     if not any(kinds.get(name) == "tokens" for name in scored):
         following = f"next: clipmill score {folder} --filters tokens (training needs it)"
-    elif view in totals["views"] and totals["views"][view]["kept"] < (batch := micro().batch_size):
+    elif view in totals["views"] and totals["views"][view]["kept"] < (batch := _batch_of_micro()):
         following = f"next: more rows; a batch of the preset micro takes {batch} of a view"
     return [*lines, following, f"or:   clipmill look {folder}, clipmill audit verify {folder}"]
+
+
+def _batch_of_micro() -> int:
+    """Rows of a batch of the preset micro."""
+    from clipmill.train.config import micro  # a build starts without the trainer's settings
+
+    return micro().batch_size

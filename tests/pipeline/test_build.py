@@ -143,9 +143,8 @@ def test_a_finished_build_names_the_pool_and_the_next_command(
     assert lines[2] == "  rows of its views: long 24, raw 48"
     assert lines[3] == "next: more rows; a batch of the preset micro takes 128 of a view"
     monkeypatch.chdir(tiny)
-    monkeypatch.setattr(
-        entry, "micro", lambda: dataclasses.replace(micro(), batch_size=24, lanes=24)
-    )
+    smaller = dataclasses.replace(micro(), batch_size=24, lanes=24)
+    monkeypatch.setattr("clipmill.train.config.micro", lambda: smaller)
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     train = "next: clipmill train --mix pool/long=1 --out out/run --preset micro"
     assert output.splitlines()[3] == train
