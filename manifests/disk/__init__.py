@@ -40,6 +40,7 @@ from clipmill.manifests.disk.files import (
     join,
     list_names,
     local_path,
+    names_below,
     naming,
     open_file,
     open_stream,
@@ -56,6 +57,7 @@ from clipmill.manifests.disk.files import (
     stores,
     sync_folder,
     uid_of,
+    walk,
     write_bytes,
 )
 from clipmill.manifests.disk.plain import (

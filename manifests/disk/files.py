@@ -987,6 +987,36 @@ def list_names(folder: str | Path, suffix: str = "") -> list[str]:
     return sorted(name for name in names if name.endswith(suffix) and not name.startswith("."))
 
 
+def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` of a local folder through links to folders, each folder once; those that a caller
+    takes out of the list of folders are not entered.
+    """
+    visited = set[str]()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        yield parent, folders, names
+
+
+def names_below(folder: str) -> list[str]:
+    """The files in a folder and in those below it, relative to it and in the order of their names,
+    part for part; hidden ones are left out, and [] where there is no folder.
+    """
+    if is_url(folder):
+        fs, root = filesystem(folder)
+        found = [path.removeprefix(root) for path in retried(lambda: fs.find(root), folder)]
+    else:
+        root = str(local_path(folder))
+        walked = ((parent.removeprefix(root), names) for parent, _, names in walk(root))
+        found = [f"{inside}/{name}" for inside, names in walked for name in names]
+    parts = sorted(path.lstrip("/").split("/") for path in found)
+    return ["/".join(each) for each in parts if not any(part.startswith(".") for part in each)]
+
+
 def remove(path: str | Path) -> None:
     """Delete one file; nothing happens where there is none."""
     if is_url(path):

@@ -234,18 +234,23 @@ def _fetch_again(
     plan = read_plan(out.pool)
     job = ShardJob(out=out, recipe=recipe, contents=contents, decoders=1, replace=True)
     stage = Stage(name="repair", work=Downloader, job=job, measure=measure_commit)
-    tickets = plan.tickets(np.array(shards))
-    report = execute(stage, tickets, engine=engine, on_done=lambda _, record: index.add(record))
-    failed = {plan.shard(shard).id: shard for shard in shards}
-    for task, reason in report.failed.items():
-        yield f"{shard_name(failed.pop(task))}: could not be fetched again: {reason}"
-    for shard in failed.values():
+    shard_of = {plan.shard(shard).id: shard for shard in shards}
+    done = set[str]()
+
+    def on_done(task: str, record: Any) -> None:
+        index.add(record)
+        done.add(task)
+
+    report = execute(stage, plan.tickets(np.array(shards)), engine=engine, on_done=on_done)
+    for task, shard in shard_of.items():
+        if task not in done:
+            reason = report.failed.get(task, "the log has the reason")
+            yield f"{shard_name(shard)}: could not be fetched again: {reason}"
+            continue
         record = read_commit_record(out.layout, shard)
         assert record is not None
-        yield (
-            f"{shard_name(shard)}: fetched again: {record.successes} of {record.count} rows are "
-            "stored"
-        )
+        stored = f"{record.successes} of {record.count} rows are stored"
+        yield f"{shard_name(shard)}: fetched again: {stored}"
 
 
 def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple[CommitRecord, int]:

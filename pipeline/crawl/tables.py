@@ -310,14 +310,8 @@ class ImageFolder:
         return sorted(path for path in paths if not any(p.startswith(".") for p in path.split("/")))
 
     def _local_names(self) -> list[str]:
-        paths, visited = [], set[str]()
-        for parent, folders, names in os.walk(self.path, followlinks=True):
-            real = os.path.realpath(parent)
-            if real in visited:
-                folders.clear()
-                continue
-            visited.add(real)
-            folders.sort()
+        paths = []
+        for parent, folders, names in disk.walk(self.path):
             outside = [name for name in folders if self.is_link_outside(os.path.join(parent, name))]
             folders[:] = [name for name in folders if name not in outside]
             inside = os.path.relpath(parent, self.path)

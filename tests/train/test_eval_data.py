@@ -192,6 +192,24 @@ def test_display_names_replace_the_folders(colours):
         read_labelled(changed(colours, classes=["red", "green"]))
 
 
+def test_a_link_back_counts_no_image_twice(colours):
+    green = Path(colours.data) / "green"
+    (green / "more").mkdir()
+    (green / "2.jpg").rename(green / "more" / "2.jpg")
+    (green / "more" / "back").symlink_to(green, target_is_directory=True)
+    assert read_labelled(colours).labels == (0,) * 6 + (1,) * 6 + (2,) * 6
+
+
+def test_folders_in_a_store_have_the_order_of_local_ones(colours):
+    (Path(colours.data) / "green" / "2").mkdir()
+    draw(Path(colours.data) / "green" / "2" / "7.png", (0, 255, 0), 7)
+    store = f"memory:/{colours.data}"
+    disk.filesystem(store)[0].put(colours.data, colours.data, recursive=True)
+    local, remote = read_labelled(colours), read_labelled(changed(colours, data=store))
+    assert (remote.files, remote.labels) == (local.files, local.labels)
+    assert "green/2/7.png" in remote.files
+
+
 def test_what_a_folder_lacks_is_named(tmp_path, colours):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has 0 folders of images .* at least two"):

@@ -496,7 +496,7 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
     files_of = {}
     deeper = 0
     for folder in disk.list_names(data):
-        names = list(_names_below(disk.join(data, folder)))
+        names = disk.names_below(disk.join(data, folder))
         images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
         others = [name for name in names if name.lower().endswith(OTHER_SUFFIXES)]
         if others:  # left out, they would make another test set without a word
@@ -544,16 +544,6 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
         class_names=folders if isinstance(labels[0], str) else None,
         notes=notes + (below_note if deeper else ()),
     )
-
-
-def _names_below(folder: str) -> Iterator[str]:
-    """The names of a folder's files, and with their folders those of the files below it."""
-    for name in disk.list_names(folder):
-        is_image = name.lower().endswith((*IMAGE_SUFFIXES, *OTHER_SUFFIXES))
-        if not is_image and disk.is_folder(disk.join(folder, name)):
-            yield from (f"{name}/{inner}" for inner in _names_below(disk.join(folder, name)))
-        else:
-            yield name
 
 
 def _numbers_of_folders(
@@ -662,7 +652,7 @@ def list_in(task: TaskSpec, data: str) -> str | None:
 
 def read_text_files(task: TaskSpec, data: str) -> RawSamples:
     """The images below a folder, and the captions in the text files of their names, a line each."""
-    names = list(_names_below(data))
+    names = disk.names_below(data)
     texts = {name.rpartition("/")[2][:-4]: name for name in names if name.endswith(".txt")}
     images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
     stems = [name.rpartition("/")[2].rpartition(".")[0] for name in images]

@@ -20,6 +20,7 @@ from clipmill.pipeline.audit.counts import count_pool
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.audit.purge import purge_rows
 from clipmill.pipeline.audit.repair import LOST, repair_lines, repair_pool
+from clipmill.pipeline.executor.tickets import Report, Tickets
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import read_commit_record
 from tests.support import audited
@@ -132,6 +133,23 @@ def test_the_rows_of_a_damaged_tar_are_fetched_again(pool: Path) -> None:
     assert not tar.exists()
     assert (pool / "shards/00000.tar").stat().st_mtime_ns == others
     assert verify(str(pool)) == []
+
+
+def test_a_shard_that_no_report_names_is_not_called_fetched(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("00000", "00001"):
+        tar = pool / f"shards/{name}.tar"
+        tar.write_bytes(tar.read_bytes()[:2000])
+
+    def none_done(_: object, tickets: Tickets, **__: object) -> Report:
+        first, _second = tickets
+        return Report(failures=2, failed={first.id: "no space"})
+
+    monkeypatch.setattr(repair, "execute", none_done)
+    lines = repair_lines(repair_pool(PoolWriter(str(pool))))
+    assert "mended  00000: could not be fetched again: no space" in lines
+    assert "mended  00001: could not be fetched again: the log has the reason" in lines
 
 
 def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
