@@ -200,6 +200,14 @@ def test_a_link_back_counts_no_image_twice(colours):
     assert read_labelled(colours).labels == (0,) * 6 + (1,) * 6 + (2,) * 6
 
 
+def test_cells_that_a_table_has_too_many_of_are_named(colours):
+    listed = Path(colours.data) / "labels.csv"
+    listed.write_text("file,label\ngreen/0.jpg,green, dark\nsky_blue/0.jpg,blue\n")
+    samples = read_labelled(changed(colours, data=str(listed)))
+    assert sorted(samples.classes) == ["blue", "green, dark"]
+    assert "have more than 2 cells" in samples.notes[0]
+
+
 def test_folders_in_a_store_have_the_order_of_local_ones(colours):
     (Path(colours.data) / "green" / "2").mkdir()
     draw(Path(colours.data) / "green" / "2" / "7.png", (0, 255, 0), 7)

@@ -589,7 +589,8 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
     """
     is_json = path.lower().endswith((".json", ".jsonl"))
     of_json = enumerate(_rows_of_json(task, path, needs), 1) if is_json else ()
-    rows = [*(of_json if is_json else _rows_of_text(path, needs))]
+    notes: list[str] = []
+    rows = [*(of_json if is_json else _rows_of_text(path, needs, notes))]
     columns = list(dict.fromkeys(name for _, row in rows for name in row))
     if splits := sorted({str(row["split"]) for _, row in rows if "split" in row}):
         if task.split not in splits:
@@ -629,6 +630,7 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
         images=ImageFiles(folder, tuple(texts)),
         labels=_as_labels([each[0] for each in texts.values()]) if needs == "label" else None,
         captions=list(texts.values()) if needs == "caption" else None,
+        notes=tuple(notes),
     )
 
 
@@ -711,8 +713,10 @@ def _rows_of_json(task: TaskSpec, path: str, needs: str) -> Iterator[Row]:
         ) from error
 
 
-def _rows_of_text(path: str, needs: str) -> Iterator[tuple[int, Row]]:
-    """(line, row) of a table, whose header says how columns are separated, or of lines without."""
+def _rows_of_text(path: str, needs: str, notes: list[str]) -> Iterator[tuple[int, Row]]:
+    """(line, row) of a table, whose header says how columns are separated, or of lines without.
+    What was done to some rows is added to the notes at the end.
+    """
     text = _text_of(path)
     first = next((line for line in text.splitlines() if line.strip()), "")
     if LINE.fullmatch(first.strip()):
@@ -729,10 +733,17 @@ def _rows_of_text(path: str, needs: str) -> Iterator[tuple[int, Row]]:
     skips = separator == "|"  # of Flickr: a blank behind each
     rows = csv.DictReader(stream, delimiter=separator, skipinitialspace=skips, quoting=quoting)
     rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+    joined = 0
     for row in rows:
         if left := row.pop(None, None):  # the last column is a text with the separator
             row[rows.fieldnames[-1]] += separator + separator.join(left)
+            joined += 1
         yield rows.line_num, row
+    if joined:
+        notes.append(
+            f"{joined:,} rows of {path} have more than {len(rows.fieldnames)} cells; those behind "
+            f"the last column were read as a part of its {rows.fieldnames[-1]!r}"
+        )
 
 
 def _listed_column(

@@ -21,6 +21,7 @@ from clipmill.study.arms import (
     trained_on,
 )
 from clipmill.study.collect import collect_report
+from clipmill.study.pair_groups import read_groups
 from clipmill.study.plan import check_ablation, check_pools
 from clipmill.study.results import collect_results
 from clipmill.study.runner import run_all
@@ -158,3 +159,10 @@ def test_an_arm_of_models_alone_has_no_trained_run(ran: Ran, tmp_path: Path) -> 
     runs = all_runs(models, str(tmp_path))
     assert [(run.arm, run.seed) for run in runs] == [("a", 0), ("a", 1), ("b", NO_SEED)]
     assert runs[2].predictions("t") == f"{tmp_path}/runs/b/model/eval/t.parquet"
+
+
+def test_what_models_saw_is_not_explained(ran: Ran) -> None:
+    arms = {name: {"model": f"{ran[1]}/runs/{name}/seed-{{seed}}"} for name in ("raw", "half")}
+    of_models = changed(ran[0], arms=arms, controls={}, pools={})
+    with pytest.raises(ValueError, match="the arms of out are models, and nothing says what they"):
+        read_groups(of_models, "out")
