@@ -12,6 +12,7 @@ example: python .ci/nearest.py 2
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -47,18 +48,25 @@ def named_in(path: str) -> set[str]:
     return names
 
 
-def test_files(changed: list[str], most: int) -> list[str]:
-    """Test files at a distance of at most `most` from the changed files, nearest first."""
+@functools.cache
+def importers() -> dict[str, set[str]]:
+    """The files that import a file, of all files that some import."""
     modules = {
         module_of(path): path for path in listed("ls-files", "-co", "--exclude-standard", "*.py")
     }
-    importers = defaultdict(set)
+    importing = defaultdict(set)
     for path in modules.values():
         for name in named_in(path) & modules.keys():
-            importers[modules[name]].add(path)
+            importing[modules[name]].add(path)
+    return dict(importing)
+
+
+def test_files(changed: list[str], most: int) -> list[str]:
+    """Test files at a distance of at most `most` from the changed files, nearest first."""
     reached, wave = list(changed), changed
     for _ in range(most):
-        wave = sorted(set[str]().union(*(importers[path] for path in wave)) - set(reached))
+        next_ones = set[str]().union(*(importers().get(path, ()) for path in wave))
+        wave = sorted(next_ones - set(reached))
         reached += wave
     everywhere = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))
     tests = [path for path in reached if Path(path).name.startswith("test_")]

@@ -282,6 +282,16 @@ def files_done(folder: Path, pattern: str, expected: int) -> Callable[[], float]
     return lambda: sum(1 for _ in folder.glob(pattern)) / expected
 
 
+def samples_done(log: Path, expected: int) -> Callable[[], float]:
+    """The part of the samples of a run that its log has; the line at its end may be cut."""
+
+    def done() -> float:
+        lines = log.read_bytes().splitlines()[:-1] if log.exists() else []
+        return json.loads(lines[-1]).get("samples", 0) / expected if lines else 0.0
+
+    return done
+
+
 # --- the steps ------------------------------------------------------------------------------------
 
 
@@ -455,7 +465,7 @@ class Whole:
         words = ["train", "--mix", f"{self.pool}/unique=1", "--out", str(self.folder / "run")]
         words += ["--preset", "micro", "--ranks", "2", "--set", f"samples_seen={self.pictures}"]
         words += ["batch_size=256", f"checkpoint_every={max(1, steps // 20)}"]
-        done = files_done(self.folder, "run/segments/*.json", 3)
+        done = samples_done(self.folder / "run/log.jsonl", self.pictures)
         kills = [(0.3, "rank"), (0.6, "driver")]
         figures = self.disturbed("train", words, done, kills)
         task = self.folder / "task.yaml"
