@@ -72,7 +72,6 @@ NOT_RUN = {
     "clipmill decide out/small": "folders of ablations: tests/verdict/decisions has their form",
     "clipmill demo manifests/ablations/cifar10_scales.yaml": "hours: tests/train/test_ablate.py",
     "clipmill ablate my_ablation.yaml --scales": "tests/train/test_ablate.py has one",
-    "clipmill decide DCLM": "a table of others: tests/verdict/decisions has its form",
     "clipmill build sources.yaml": "a swarm: tests/verdict/decisions/test_blends.py",
     "clipmill mix": "a swarm: tests/verdict/decisions/test_blends.py",
     "clipmill train out/found": "a swarm: tests/verdict/decisions/test_blends.py",
@@ -90,9 +89,6 @@ NOT_RUN = {
     "python benchmarks/studies/scales.py": "runs of hours; tests/benchmarks/studies has its table",
     "python examples/miniweb/small_web.py cifar10": "a download: test_photographs.py makes one",
     "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photographs.py",
-    "clipmill demo manifests/ablations/cifar10_sampling.yaml": "CIFAR-10, a quarter of an hour",
-    "clipmill demo manifests/ablations/cifar10_mix.yaml": "CIFAR-10, an hour; test_blends.py",
-    "clipmill ablate out/mix_found": "the runs of the demo above it",
     "clipmill evaluate out/run --suite": "data of 38 tasks",
     "clipmill evaluate out/run --task objects.yaml --average-last": "two checkpoints:"
     " tests/train/test_evaluate.py",
