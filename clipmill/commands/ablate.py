@@ -52,9 +52,9 @@ ABLATE = make_app(
   clipmill ablate plan manifests/ablations/datacomp_small.yaml \\
       --sd 0.004 --budget-hours 100
 
-The pools must have been built: clipmill build ABLATION builds them and calls this. With --engine
-ray, runs go to the cluster that RAY_ADDRESS names (--out must be on storage that all of its
-machines share), or to this machine.
+The pools must have been built: clipmill build ABLATION builds them and calls
+this. With --engine ray, runs go to the cluster that RAY_ADDRESS names (--out
+must be on storage that all of its machines share), or to this machine.
 """,
     {
         0: "every run has its result",
@@ -215,7 +215,8 @@ REPORT = make_app(
   clipmill report out/demo --markdown
   clipmill report out/small out/large --page compared.html
 
-The date on the page is today's, that of --date, or that of SOURCE_DATE_EPOCH; the JSON has none.
+The date on the page is today's, that of --date, or that of SOURCE_DATE_EPOCH;
+the JSON has none.
 """,
     {
         0: "the report is written",

@@ -21,10 +21,10 @@ DECIDE = make_app(
   clipmill decide runs.xlsx --block learning_rate --svg intervals.svg --fail-on worse
   clipmill decide openclip_results.csv --pattern '(?P<arm>\\w+)_(?P<scale>[sml])_'
 
-RESULTS are tables of CSV, Markdown, LaTeX or a spreadsheet, Parquet, JSON, or folders of them: a
-row for each value, a column for each task, or a column for each arm; exports of trackers and of
-evaluation programs. What became of each column, row and cell is printed, and what cannot be known
-is asked in one line.
+RESULTS are tables of CSV, Markdown, LaTeX or a spreadsheet, Parquet, JSON, or
+folders of them: a row for each value, a column for each task, or a column for
+each arm; exports of trackers and of evaluation programs. What became of each
+column, row and cell is printed, and what cannot be known is asked in one line.
 """,
     {
         0: "the verdicts are printed, also where nothing can be decided",
@@ -127,8 +127,9 @@ MIX = make_app(
   clipmill mix out/cifar10_mix --samples-seen 131072 --max-repeats 10 --to out/found
   clipmill mix ratios.csv metrics.csv --target arc_challenge_bpb --to out/found
 
-RUNS is the folder of an ablation whose arms are mixtures of views (`mixtures` in its manifest draws
-them), or Olmix's ratios.csv beside its metrics.csv: a row for each run, a column for each source.
+RUNS is the folder of an ablation whose arms are mixtures of views (`mixtures`
+in its manifest draws them), or Olmix's ratios.csv beside its metrics.csv: a
+row for each run, a column for each source.
 """,
     {0: "the blend is printed, also where the runs do not show that shares matter"},
 )

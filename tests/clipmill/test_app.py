@@ -10,6 +10,7 @@ import pytest
 
 from clipmill.commands import app
 from clipmill.manifests import console
+from docs.tools import code_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,3 +67,11 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
     assert done.returncode == console.EXIT_MISTAKE
     (line,) = done.stderr.splitlines()
     assert "has no package 'fastwarc'; run `make venv`" in line
+
+
+def test_the_sentences_below_the_options_fit_a_terminal() -> None:
+    """Of 80 columns, which would break longer lines once more. A command line may be longer."""
+    names = [name for name, _, _, _ in app.COMMANDS if name != "bench"]  # argparse fills its own
+    for name in names:
+        lines = (code_tables.app_of(name).help_epilogue or "").splitlines()
+        assert [line for line in lines if len(line) > 80 and not line.startswith("  ")] == []
