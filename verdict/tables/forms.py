@@ -41,7 +41,7 @@ from clipmill.verdict.tables.frames import (
     settle_commas,
     text_of,
 )
-from clipmill.verdict.tables.json_forms import frame_of_json, jmh_of_table
+from clipmill.verdict.tables.json_forms import SCALAR_FORM, frame_of_json, jmh_of_table
 from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
@@ -1374,7 +1374,7 @@ def _known_text_form(frame: Frame) -> Frame:
     if (step := _axis_of_chart(frame)) is not None:
         return _chart(frame, step)
     if {"Wall time", "Step", "Value"} <= names:
-        frame.form, frame.history = "TensorBoard's scalar", "Step"
+        frame.form, frame.history = SCALAR_FORM, "Step"
     elif names == {"r", "l", "t"}:
         frame.form, frame.history = "Stable-Baselines3's monitor, a row an episode", "t"
         frame.roles |= {"t": ("step", "the end of an episode"), "l": ("count", "its length")}

@@ -29,6 +29,8 @@ Path = tuple[str, ...]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
 SETTINGS = {"config", "params", "best_params", "args", "hparams", "hyperparameters", "settings"}
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
+SCALAR_FORM = "TensorBoard's scalar"
+SCALARS = ("Wall time", "Step", "Value")  # of TensorBoard
 PER_SAMPLE = {"per_sample", "correct"}
 MATRIX = re.compile(r"(\w+[._])?(results?|times?|timings?|runtimes?)", re.I)  # names of values
 LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", "experiments",
@@ -44,8 +46,9 @@ SUMMARY = re.compile(
 )  # fmt: skip
 RUN_LIST = re.compile(
     r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
-    r"all|results?)$", re.I
+    r"all|results?)$|^(all_)?(seeds|runs|folds|trials|reps)[._/ -]", re.I
 )  # fmt: skip
+HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|dev|test)(_|$)")  # of other data
 OF_ARMS = {*BASELINES, "naive", "proposed", "ours", "random", "vanilla", "original"}  # keys
 MEANS = re.compile(r"(mean|avg|average)s?([._/ -]|$)", re.I)
 ONE_SEED = re.compile(r"(\w+_)?seeds?(_runs?|_used)?", re.I)
@@ -122,10 +125,20 @@ def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
         names, body = list(map(str, first)), rows[1:]
     else:
         names, body = [f"column {n}" for n in range(1, width + 1)], rows
+        if _are_scalars(rows):
+            names = list(SCALARS)
     frame = frame_of_records([dict(zip(names, row, strict=False)) for row in body], "JSON, rows")
-    if body is rows:
+    if names == list(SCALARS):
+        frame.form, frame.history = SCALAR_FORM, "Step"
+    elif body is rows:
         frame.notes.append("no row names the columns: they are numbered")
     return frame
+
+
+def _are_scalars(rows: Sequence[Sequence[Any]]) -> bool:
+    """Whether rows are those of TensorBoard: seconds since 1970, a whole step, a value."""
+    return all(len(row) == len(SCALARS) and all(map(is_number, row)) and row[0] > 1e8
+               and row[1] == int(row[1]) for row in rows)  # fmt: skip
 
 
 def _split(document: Record) -> Frame | None:
@@ -157,8 +170,9 @@ def _of_lists(document: Record) -> Frame:
     scalar = not any(isinstance(cell, list | dict) for each in document.values() for cell in each)
     numbers = all(is_number(cell) for each in document.values() for cell in each)
     if len(sizes) == 1 and scalar:
-        names = list(document)
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*document.values(), strict=True)]
+        is_training = numbers and _is_training(document)
+        columns = document | ({"_step": range(*sizes)} if is_training else {})
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         return frame_of_records(rows, "JSON, a list for each column")
     if not (scalar and numbers):
         raise ValueError(
@@ -194,11 +208,14 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
         and len(value) > (RUN_LIST.search(key) is None)
         and key not in PER_SAMPLE
     }  # fmt: skip
+    lists = {
+        key: each for key, each in lists.items() if len(each) != 2 or not SUMMARY.search(key)
+    }  # the ends of an interval
     seeds = {key: cells for key, cells in (above or {}).items() if SEED_LIST.fullmatch(key)}
     sizes = {len(each) for each in lists.values()}
     of_seeds = next((len(cells) for cells in seeds.values() if len(cells) in sizes), 0)
     lists = {key: each for key, each in lists.items() if len(each) == of_seeds or not of_seeds}
-    bases = {RUN_LIST.sub("", key) for key in lists}
+    bases = {base for key in lists for base in (RUN_LIST.sub("", key), *_singular(key))}
     summaries = {
         key for key, value in row.items()
         if is_number(value) and ((SUMMARY.search(key) and SUMMARY.sub("", key) in bases)
@@ -212,8 +229,33 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
     count = len(next(iter(lists.values())))
     names = {key: (RUN_LIST.sub("", key) or "value") if len(lists) == 1 else key for key in lists}
     columns: dict[str, Sequence[Any]] = {names[key]: each for key, each in lists.items()}
+    columns |= {"_step": range(count)} if not of_seeds and _is_training(lists) else {}
     columns |= {key: cells for key, cells in (above or {}).items() if len(cells) == count}
     return [rest | {key: each[n] for key, each in columns.items()} for n in range(count)]
+
+
+def _singular(name: str) -> list[str]:
+    """`acc` of `accs`, `accuracy` of `accuracies`, `loss` of `losses`."""
+    return [name[: -len(end)] + own for end, own in (("ies", "y"), ("es", ""), ("s", ""))
+            if name.endswith(end)]  # fmt: skip
+
+
+def _is_training(lists: Lists) -> bool:
+    """Whether lists are the steps of one training: losses that fall, and metrics of other data."""
+    plain = {plain_name(key): each for key, each in lists.items()}
+    losses = [
+        each for key, each in plain.items()
+        if re.search(r"(^|_)loss(es)?$", key) and not HELD_OUT.search(key)
+    ]  # fmt: skip
+    are_steps = bool(losses) and all(map(_falls, losses)) and not {"step", "epoch"} & plain.keys()
+    return are_steps and any(map(HELD_OUT.search, plain))
+
+
+def _falls(values: Sequence[float]) -> bool:
+    """Whether numbers fall: each below the one before, of many of them most pairs."""
+    pairs = [(one, two) for n, one in enumerate(values) for two in values[n + 1 :]]
+    falling = sum(two < one for one, two in pairs)
+    return len(values) > 3 and falling >= len(pairs) * (0.8 if len(values) > 7 else 1)
 
 
 # --- evaluation programs --------------------------------------------------------------------------
@@ -570,6 +612,8 @@ class _Tree:
             frame.notes.append(
                 f"not read: the lists {', '.join(list(dict.fromkeys(self.others))[:5])}"
             )
+        if "_step" in frame.columns:
+            frame.history = "_step"
         if self.form.endswith("history'"):
             steps = ("step", "epoch", "iteration")
             frame.history = next((name for name in steps if name in frame.columns), "")
@@ -634,7 +678,7 @@ class _Tree:
             return part
         objects = {key: each for key, each in objects.items() if _holds_runs(each)}
         rest = [each for key, each in part.items() if key not in objects]
-        is_mixed = len(objects) > 1 and not any(isinstance(x, dict) or _is_objects(x) for x in rest)
+        is_mixed = len(objects) > 1 and not any(_is_level(x) or _is_objects(x) for x in rest)
         keys = [set(each) for each in objects.values()]
         return objects if is_mixed and all(each == keys[0] for each in keys) else {}
 
@@ -769,6 +813,7 @@ class _Tree:
         is_counted = all(str(row.get("key", "")).isdigit() for row in self.rows)
         words = dict[str, str]()  # {level: what the name over it says}
         keys = {name: [str(key) for key in frame.columns[name].present()] for name in self.above}
+        deepest = [*self.above][2:][-1:]  # below arms and tasks
         for name, own in keys.items():
             own = [key for key in own if not SUMMARY.fullmatch(key)] or own
             if {key.lower() for key in own} <= set(SPLITS):
@@ -782,7 +827,7 @@ class _Tree:
                     frame.form = "JSON, pandas' index"
                 else:
                     frame.roles[name] = ("seed", "keys that count runs")
-            elif all(map(is_known, own)):
+            elif all(map(is_known, own)) or (name in deepest and any(map(is_known, own))):
                 frame.roles[name] = ("metric", "keys that are names of metrics")
             else:
                 words[name] = _word_role(self.above[name])

@@ -50,7 +50,7 @@ MORE_WORDS = """
     specificity tpr tnr ppv npv tar hits hit cmc rank1 rank5 rank10 gain lift gini pq sq rq nds
     amota sharpe core extended mc1 mc2 quality preference helpfulness faithfulness similarity
     coverage agreement correct utilization mfu score scores r1 r5 r10 p1 p5 gmean balanced
-    hmean hm informedness picp youden lddt tm gdt wins transfer fluency relevance coherence roc
+    hmean hm informedness fmi picp youden lddt tm gdt wins transfer fluency relevance coherence roc
 """
 MORE = frozenset(MORE_WORDS.split())
 WORDS = LESS | MORE
@@ -132,6 +132,13 @@ HEADLINES = (
     "image_retrieval_recall_5",
     "mean_average_precision",
 )
+# Metrics of captions; other words of the tables above are those of sentences, too.
+CAPTION_METRIC = re.compile(
+    r"(?<![\w-])((top-?[15]|balanced|macro|micro|mean|average|entity|token)[- ])?"
+    r"(?P<metric>accuracy|acc|f1|f-?score|auroc|(roc[- ]|pr[- ])?auc|map|miou|iou|dice|bleu|"
+    r"rouge-?\w?|wer|cer|perplexity|rmse|mae|fid|recall@\d+|precision@\d+|ndcg@\d+|exact match|"
+    r"error rate|success rate|word error rate)(?![\w-])", re.I
+)  # fmt: skip
 # Words that stand beside the deciding one in a metric's name.
 PARTS_OF_NAMES_WORDS = """
     rank log cross entropy exact match roc pr calibration squared absolute average hallucination
@@ -242,6 +249,12 @@ def _is_loss(plain: str) -> bool:
 def is_known(name: str) -> bool:
     """Whether a name is that of a metric."""
     return name in METRICS or direction_of(name, plain_name(name.replace("@", "_at_"))) is not None
+
+
+def metric_said(caption: str) -> str:
+    """The metric that a caption names; "" where it names none, or several."""
+    found = {match["metric"].lower() for match in CAPTION_METRIC.finditer(caption)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def task_stem(name: str) -> str:

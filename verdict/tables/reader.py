@@ -42,10 +42,12 @@ from clipmill.verdict.tables.frames import (
     recoded,
     text_of,
 )
+from clipmill.verdict.tables.json_forms import SCALAR_FORM
 from clipmill.verdict.tables.metric_names import (
     deciding_words,
     is_bare_metric,
     is_known,
+    metric_said,
     name_facts,
     plain_name,
     task_stem,
@@ -98,7 +100,7 @@ COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns o
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
 SEED_IN_NAME = re.compile(
-    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)"
+    r"^(?P<arm>.*?[^-_./, ])[-_./, (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)"
     r"[-_=# ]?(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
 )  # fmt: skip
 SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
@@ -109,11 +111,13 @@ SEED_INSIDE = re.compile(
 ONLY_SEED = re.compile(  # the name says nothing else
     r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
 )
+SCALAR_FILE = re.compile(r"(?:.*/)?run-(.+)-tag-(.+)")  # as TensorBoard calls what it exports
 TIME_IN_NAME = re.compile(
     r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
     r"(?P<seed>\d{4}-?\d\d-?\d\d[-_T ]\d\d[-_:]?\d\d[-_:]?\d\d\S*)$", re.I
 )  # fmt: skip
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
+SHORT_FIRST = re.compile(r"^[sr][-_]?(?P<seed>\d{1,4})[-_./ ]+(?P<arm>.+)$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
     r"(mean|avg|average|total|overall) ?[(\[].*[)\]]|"  # of some of the rows
@@ -143,13 +147,15 @@ TEST_SET = re.compile(
 )
 RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 RUN_IN_HEADER = re.compile(
-    r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample)|"
-    r"split(?=\d+_(test|train)_))[_ =#-]*(?P<number>\d+)(?!\d)", re.I
+    r"(?<![a-z])(?P<word>(per[_ -])?(cv|outer)?[_ -]?"
+    r"(fold|seed|run|rep|repeat|trial|replicate|resample)|split(?=\d+_(test|train)_))"
+    r"[_ =#.-]*(?P<number>\d+)(?!\d)", re.I
 )  # fmt: skip
 # Roles that a column may have by its name beside runs that stand in the header.
 OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size", "time")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
+HELD_OUT = ("val", "valid", "validation", "eval", "dev")  # before the name of a metric
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
 LEAST_REPEATED = 8  # digits of the values of a row in which no two runs agree
 MOST_REPEATED = 20_000  # rows of a table in which rows that repeat others are looked for
@@ -299,6 +305,10 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
         note = f"left out: {len(foreign)} of {len(files)} files, which share no column ({shown})"
         frames[0].notes.append(note)
     for frame, (_, label) in zip(frames, read, strict=True):
+        tagged = SCALAR_FILE.fullmatch(label) if frame.form == SCALAR_FORM else None
+        if tagged and "tag" not in frame.columns:
+            label, tag = tagged.groups()
+            frame.add("tag", tag)
         frame.add("file", label)
     if not frames:
         if several:
@@ -358,6 +368,7 @@ def _files(path: str) -> tuple[list[str], bool]:
         found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
         if found := [each for each in found if not Path(each).name.startswith("samples_")]:
             return found, True  # samples_ are of lm-eval
+    logs = [each for each in paths if each.endswith(".log")]
     for sign, what, way in (
         (".wandb", "W&B's folder of runs", "export the table of runs as CSV"),
         ("tfevents", "TensorBoard's files of events", "download the scalars as CSV, a file a run"),
@@ -365,7 +376,7 @@ def _files(path: str) -> tuple[list[str], bool]:
     ):
         if any(sign in Path(each).name for each in paths):
             raise ValueError(f"{path} is {what}: {way}")
-    return [], True
+    return logs, True
 
 
 def _is_of_study(file: str) -> bool:
@@ -763,6 +774,7 @@ class _Reading:
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
         self._choose()
+        self._leave_out_parents()
         self.roles = roles_of(self.frame, self.told, several)
         self._settle_files()
         self._check_series(series)
@@ -826,6 +838,15 @@ class _Reading:
             shown = " ".join(f"{name}={value}" for name, value in self.told.where)
             there = "; ".join(f"{name} has {values_of(before.columns[name])}" for name in told)
             raise ValueError(f"--where {shown} leaves no row ({there})")
+
+    def _leave_out_parents(self) -> None:
+        """Leaves out runs that only hold others, as those over the folds of a search."""
+        names = {re.sub("[^a-z]", "", name.lower()): name for name in self.frame.columns}
+        above = [name for plain, name in names.items() if plain.endswith("parentrunid")]
+        if above and "runid" in names:
+            parents = map(text_of, self.frame.columns[above[0]].present())
+            own = self.frame.columns[names["runid"]].texts()
+            self._keep_rows(~own.is_in({*parents} - {""}), "of runs that only hold other runs")
 
     def _check_series(self, series: str) -> None:
         """ValueError, a question, where the rows of each file may be points of one run."""
@@ -1168,7 +1189,9 @@ class _Reading:
             if note:
                 self.notes.append(f"understood: {count:,} cells are {note}; the number counts")
         self.are_means = 2 * understood[SPREAD_NOTE] > len(self.cells.value_N)
+        self._leave_out_spreadless()
         self.table = self._texts()
+        self._take_caption()
         metrics = self.table["metric"].texts()
         bad = {
             name: role for name in metrics.values
@@ -1178,6 +1201,31 @@ class _Reading:
             for name, role in bad.items():
                 kept = ~self.table["metric"].is_in({name})
                 self._keep_cells(kept, f"of {name}, a {role}, not a metric")
+
+    def _leave_out_spreadless(self) -> None:
+        """Leaves out columns without a spread where most columns are arms that have one."""
+        names = self.cells.names
+        with_spread = [name in self.spreads for name in names]
+        if self.roles.arms_are_columns and self.are_means and sum(with_spread) > 1:
+            reason = "of columns without a spread, where the arms have one"
+            kept = np.array(with_spread)[self.cells.name_N]
+            self.cells_out[reason] += int((~kept).sum())
+            self.cells = self.cells.taken(kept)
+
+    def _take_caption(self) -> None:
+        """Takes the metric of all values from the caption, where no name says it."""
+        roles, names = self.roles, self.cells.names
+        metric = metric_said(self.frame.caption)
+        is_said = bool(roles.metric or roles.direction or self.table["metric"].present())
+        if not metric or is_said or any(map(is_known, names)):
+            return
+        values_N = self.cells.value_N
+        if name_facts(metric).unit == "share" and not (
+            0 <= values_N.min() <= values_N.max() <= 100
+        ):
+            return
+        self.table["metric"] = recoded([metric], 0 * self.table["metric"].codes)
+        self.notes.append(f"metric: {metric}, as the caption says")
 
     def _take_spreads(self, name: str, column: Column) -> None:
         """The spreads of a column of means: behind ±, in brackets, or in the column beside it."""
@@ -1328,8 +1376,9 @@ class _Reading:
                 texts = [found.get(name, groups)[group] for name in arms.values]
                 table[group] = recoded(texts, arms.codes)
             return
-        taken = seeds_in_names(arms.present())
-        files = roles.arm == ("file",)
+        files, paths = roles.arm == ("file",), arms.present()
+        taken = {} if self.told.baseline in paths else seeds_in_paths(paths)
+        taken = taken or seeds_in_names(paths)
         if "arm" not in self.told.names and not (self.told.names if files else roles.task):
             _check_parts(arms.present(), taken, self.told.baseline, files=files)
         if not taken:  # also where other arms have no seed
@@ -1453,6 +1502,24 @@ class _Reading:
         elif not self.frame.history and not self.table["seed"].present():
             runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
         self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
+        if varies or self.frame.history:
+            self._name_training()
+
+    def _name_training(self) -> None:
+        """Calls the metrics of a history that have one of the same name on other data beside them,
+        as `loss` beside `val_loss`, those of the training set.
+        """
+        for role in ("task", "metric"):
+            names = self.table[role].present()
+            plain = set(map(plain_name, names))
+            of_training = [
+                name for name in names if name not in self.told.named
+                and any(f"{held}_{plain_name(name)}" in plain for held in HELD_OUT)
+            ]  # fmt: skip
+            if of_training:
+                called = {name: f"train {name}" for name in of_training}
+                self.table[role] = _renamed(self.table[role], called)
+                self.notes.append(f"of the training set: {', '.join(of_training[:SHOWN])}")
 
     def _at_the_end(self, steps_N: FloatArray, keys_N: Integers) -> Mask:
         """The cells at the last step of their run and metric; of a history the last one alone.
@@ -1974,7 +2041,7 @@ class _Reading:
         counts = {
             name: len(self.frame.columns[name].present()) for name in names
             if self.roles.given[name][0] != "identifier" and not CROSSING.fullmatch(
-                plain_name(name)) and name != "file"
+                plain_name(name))
         }  # fmt: skip
         fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
         rest = (*self.told.names.get("block", ()), *own)
@@ -2254,6 +2321,10 @@ def _has_dictionaries(column: Column) -> bool:
     return any(isinstance(value, dict) for value in column.values)
 
 
+def _renamed(column: Column, names: Mapping[str, str]) -> Column:
+    return column.mapped(lambda name: names.get(name, name))
+
+
 def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
     """The cells of all columns; a name of several is one."""
     if not parts:
@@ -2314,19 +2385,23 @@ def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Integers]:
 def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """{name: (arm, seed)} where every name ends in, begins with or holds a seed; else {}.
 
-    A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
-    from 0 or 1.
+    A bare number at the end, or `s1`, is one only where every arm has the same numbers, two or
+    more, that count from 0 or 1.
     """
     for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
         found = {name: match for name in names if (match := pattern.match(name))}
         if found and len(found) == len(names):
+            if pattern is TIME_IN_NAME:  # when each was written, beside what names it
+                rests = [match["arm"] for match in found.values()]
+                if inner := seeds_in_paths(rests):
+                    return {name: inner[rest] for name, rest in zip(names, rests, strict=True)}
             taken = {}
             for name, match in found.items():
                 rest = match.groupdict().get("rest") or ""
                 taken[name] = (match["arm"] + rest, match["seed"])
             if len(set(taken.values())) == len(taken):
                 return taken
-    for pattern in (SHORT_SEED, IN_BRACKETS):
+    for pattern in (SHORT_SEED, IN_BRACKETS, SHORT_FIRST):
         found = {name: match for name in names if (match := pattern.match(name))}
         if len(found) != len(names) or not found:
             continue
@@ -2338,6 +2413,19 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
         if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
             return {name: (match["arm"], match["seed"]) for name, match in found.items()}
     return {}
+
+
+def seeds_in_paths(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """`seeds_in_names` of paths without the folders that all of them begin or end with; {} where
+    this leaves nothing out, or makes two of them one.
+    """
+    parts = [name.split("/") for name in names]
+    start, end = _shared(parts), _shared([each[::-1] for each in parts])
+    short = ["/".join(each[start : len(each) - end]) for each in parts]
+    if not start + end or len(set(short)) < len(short) or not all(short):
+        return {}
+    taken = seeds_in_names(short)
+    return {name: taken[own] for name, own in zip(names, short, strict=True)} if taken else {}
 
 
 def _check_parts(

@@ -805,16 +805,22 @@ def _quotient(name: str, numbers: Mapping[str, FloatArray]) -> str:
 
 
 def _leave_out_beside_arms(frame: Frame, told: Options, roles: Roles) -> None:
-    """Columns beside arms as columns that are a quotient of two of them, or in one row alone."""
+    """Columns beside arms as columns that are a quotient of two of them, in one row alone, or a
+    thousandth of most others.
+    """
     if not roles.arms_are_columns or len(roles.values) < 3 or "value" in told.names:
         return
     numbers = {name: frame.columns[name].numbers() for name in roles.values}
     counts = {name: int((~np.isnan(own)).sum()) for name, own in numbers.items()}
+    sizes = {name: float(np.nanmedian(np.abs(own))) for name, own in numbers.items()}
+    middle = float(np.median([*sizes.values()]))
     for name in roles.values if len(roles.values) <= MOST_DERIVED else ():
         if name == told.baseline:
             continue
         if counts[name] == 1 and sorted(counts.values())[-2] > 2:
             roles.given[name] = ("setting", "in one row alone")
+        elif 0 < LIKE_TASKS * sizes[name] < middle:
+            roles.given[name] = ("setting", "a thousandth of most other columns")
         elif DERIVED_WORDS.search(plain_name(name)) and (of := _quotient(name, numbers)):
             roles.given[name] = ("spread", f"{of}: no value of its own")
     roles.values = tuple(
@@ -1220,7 +1226,28 @@ def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
     blank = [name for name in unnamed if not name]
     if blank:
         return blank[0]
+    finest = _finest(frame, roles, unnamed)
+    if finest:
+        return finest
     raise _which_arm(frame, roles, unnamed)
+
+
+def _finest(frame: Frame, roles: Roles, names: Sequence[str]) -> str:
+    """The column whose every name has one name in each of the others, where its runs alone have
+    seeds of their own; "" where there is none.
+    """
+    for name in names if roles.seed else ():
+        own = group_codes(frame, (name,))
+        is_finest = len(np.unique(group_codes(frame, names))) == len(np.unique(own))
+        others = [each for each in names if each != name]
+        repeats = [_has_repeats(frame, (each, *roles.seed)) for each in others]
+        if is_finest and all(repeats) and not _has_repeats(frame, (name, *roles.seed)):
+            return name
+    return ""
+
+
+def _has_repeats(frame: Frame, names: Sequence[str]) -> bool:
+    return len(np.unique(group_codes(frame, names))) < frame.rows
 
 
 def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
