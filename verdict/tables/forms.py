@@ -583,6 +583,10 @@ def _filled(body: str, use: re.Match[str]) -> str:
     return re.sub(r"#([1-9])", lambda found: arguments[int(found[1]) - 1], body)
 
 
+LATEX_FONT = (
+    r"\\(?:text(?:bf|it|sc|sl|tt|rm|normal)?|emph|bm|boldsymbol|math(?:bf|it|rm|sf)|u+line|underline)"
+    r"\s*\{([^{}]*)\}"
+)
 ROW_SPAN = "\0row"  # in front of a cell of \multirow: the blank ones below it are parts of it
 
 
@@ -629,8 +633,8 @@ def _latex_text(cell: str) -> str:
     cell = re.sub(r"\\(?!scalebox|fontsize|resizebox|rotatebox)[a-zA-Z]+\s*\{\s*([-+]?[\d.]+)\s*\}"
                   r"\s*\{\s*±?\s*([\d.]+)\s*\}", r"\1 ± \2", cell)  # fmt: skip
     command = r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}"
-    while (changed := re.sub(command, r"\1", cell)) != cell:
-        cell = changed
+    while (changed := re.sub(command, r"\1", re.sub(LATEX_FONT, r"\1", cell))) != cell:
+        cell = changed  # \textbf{81.2}{\tiny ± 0.3}: what follows a font is no argument of it
     cell = re.sub(r"\\[a-zA-Z]+\*?|\\[,;:! ]|[${}]", " ", cell.replace("~", " "))
     return re.sub(r"\s+", " ", cell).strip()
 

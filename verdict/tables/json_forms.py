@@ -227,7 +227,10 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
         return [row]  # the lists are something else
     rest = {key: value for key, value in row.items() if key not in lists and key not in summaries}
     count = len(next(iter(lists.values())))
-    names = {key: (RUN_LIST.sub("", key) or "value") if len(lists) == 1 else key for key in lists}
+    names = {key: key for key in lists}
+    if len(lists) == 1:
+        base = RUN_LIST.sub("", key := next(iter(lists))) or "value"
+        names[key] = base if is_known(base) else next(filter(is_known, _singular(base)), base)
     columns: dict[str, Sequence[Any]] = {names[key]: each for key, each in lists.items()}
     columns |= {"_step": range(count)} if not of_seeds and _is_training(lists) else {}
     columns |= {key: cells for key, cells in (above or {}).items() if len(cells) == count}

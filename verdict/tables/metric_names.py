@@ -137,7 +137,8 @@ CAPTION_METRIC = re.compile(
     r"(?<![\w-])((top-?[15]|balanced|macro|micro|mean|average|entity|token)[- ])?"
     r"(?P<metric>accuracy|acc|f1|f-?score|auroc|(roc[- ]|pr[- ])?auc|map|miou|iou|dice|bleu|"
     r"rouge-?\w?|wer|cer|perplexity|rmse|mae|fid|recall@\d+|precision@\d+|ndcg@\d+|exact match|"
-    r"error rate|success rate|word error rate)(?![\w-])", re.I
+    r"(test|validation|classification|top-?[15]) error( rate)?|(word )?error rate|success rate)"
+    r"(?![\w-])", re.I
 )  # fmt: skip
 # Words that stand beside the deciding one in a metric's name.
 PARTS_OF_NAMES_WORDS = """

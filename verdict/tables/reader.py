@@ -1216,7 +1216,9 @@ class _Reading:
         """Takes the metric of all values from the caption, where no name says it."""
         roles, names = self.roles, self.cells.names
         metric = metric_said(self.frame.caption)
-        is_said = bool(roles.metric or roles.direction or self.table["metric"].present())
+        own, tasks = self.table["metric"], self.table["task"]
+        are_tasks = {*own.present()} <= {"", *names} and not roles.is_long
+        is_said = bool(roles.metric or roles.direction) or not are_tasks
         if not metric or is_said or any(map(is_known, names)):
             return
         values_N = self.cells.value_N
@@ -1224,7 +1226,11 @@ class _Reading:
             0 <= values_N.min() <= values_N.max() <= 100
         ):
             return
-        self.table["metric"] = recoded([metric], 0 * self.table["metric"].codes)
+        if own.present():
+            codes = tasks.codes * len(own.values) + own.codes
+            both = [f"{task} {name}" for task in tasks.values for name in own.values]
+            self.table["task"] = recoded(both, codes.astype(np.int32))
+        self.table["metric"] = recoded([metric], 0 * own.codes)
         self.notes.append(f"metric: {metric}, as the caption says")
 
     def _take_spreads(self, name: str, column: Column) -> None:
