@@ -547,7 +547,7 @@ def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
 
 def _part_of(blend: Blend, share: float, draw: int) -> Blend:
     """The blend of parts of its views. ValueError for one that has none."""
-    if blend.live or blend.segments is not None or blend.streams:
+    if blend.draws_from != "views":
         raise ValueError(f"part is {share:g}, but the blend {blend.name!r} is not of views")
     part = {name: part_view_name(name, share, draw) for name in blend.views}
     return replace(

@@ -63,17 +63,13 @@ def view_hashes(blend: Blend) -> dict[str, str]:
     has none: its segments have the hashes of its shards. Of streams nothing is known before.
     """
     hashes: dict[str, str] = {}
-    if not _has_views(blend):
+    if blend.draws_from != "views":
         return hashes
     for name in blend.views:
         pool, _, view = name.partition("/")
         document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
         hashes[name] = disk.content_hash(document)
     return hashes
-
-
-def _has_views(blend: Blend) -> bool:
-    return not (blend.streams or blend.live or blend.segments is not None)
 
 
 def settings_identity(config: TrainConfig) -> dict[str, Any]:
@@ -115,9 +111,9 @@ def run_identity(
     names = ("name", "pools", "max_repeats")  # they decide no sample
     identity["blend"] = {key: document[key] for key in document if key not in names}
     if loader is not None:
-        whole = {"order": loader.order.identity(), "tokens": loader.token_sets}
+        whole = {"order": loader.order.identity(), "tokens": loader.route.token_sets}
         return {**identity, **whole, "views": view_hashes(blend)}
-    if not _has_views(blend):
+    if blend.draws_from != "views":
         del identity["order"]  # streams have none
         return identity
     with contextlib.suppress(OSError, ValueError):  # a view is gone

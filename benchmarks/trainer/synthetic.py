@@ -43,7 +43,6 @@ class SyntheticLoader:
     GPU copies them. ValueError for ranks that cannot share a batch evenly.
     """
 
-    is_live = False
     is_resumable = False
     views = ()
 

@@ -26,6 +26,7 @@ from clipmill.manifests.schema.ablation import (
     Balance,
     Blend,
     Controls,
+    DrawsFrom,
     Mixtures,
     PoolRef,
     Scorer,

@@ -28,6 +28,7 @@ ADDED_BLEND_KEYS = (
 STORED_ROWS = "stored"  # the view of a live run
 SHOWN_VIEWS = 5  # of a blend, in a message
 SEEDS = 2**32  # of a blend and of a run: together they are one number of 64 bits
+DrawsFrom = Literal["views", "live", "segments", "streams"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,15 @@ class Blend:
                 self._check_number(f"the share of caption column {column!r}", name, share)
         check_ranges(self)
 
+    @property
+    def draws_from(self) -> DrawsFrom:
+        """Where its samples come from: the key that says it."""
+        if self.streams:
+            return "streams"
+        if self.live:
+            return "live"
+        return "views" if self.segments is None else "segments"
+
     def document(self) -> dict[str, Any]:
         """As values for JSON, without the later keys that have their defaults: blends that do not
         use them keep their hash.
@@ -166,9 +176,9 @@ class Blend:
                 )
 
     def _check_live(self) -> None:
-        if not self.live and self.segments is None:
+        key = self.draws_from
+        if key == "views":
             return
-        key = "live" if self.live else "segments"
         if self.live and self.segments is not None:
             raise ValueError(f"blend {self.name!r}: it has live and segments; give one of them")
         for name in self.views:

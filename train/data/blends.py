@@ -92,9 +92,9 @@ def count_rows(blend: Blend, *, with_weights: bool = True) -> int:
     such view; with_weights: messages write a view as POOL/VIEW=WEIGHT.
     """
     rows = 0
-    if blend.streams:  # of a tar nothing is known before it is read
+    if blend.draws_from == "streams":  # of a tar nothing is known before it is read
         return rows
-    if blend.live or blend.segments is not None:  # the rows to come are not known
+    if blend.draws_from != "views":  # the rows to come are not known
         for pool, folder in blend.pools.items():
             if not disk.exists(folder):
                 raise ValueError(f"pool {pool!r} of the blend does not exist: {folder}")
@@ -127,7 +127,7 @@ def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> li
     view rows, different rows and repeats, of a stream its tars; then the captions of views with
     several text columns.
     """
-    if blend.live or blend.segments is not None:
+    if blend.draws_from in ("live", "segments"):
         # What was drawn is known from step to step alone; log.jsonl has it.
         return [f"blend {blend.name}: every stored row of the shards that are committed by then"]
     samples = sum(source.drawn for source in sources.values())

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 
 from clipmill.manifests import disk, waits
-from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from clipmill.manifests.clip_tokenizer import CaptionTokenizer
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout, RunLayout, shard_name
 from clipmill.manifests.records import PoolDocument, SegmentDocument, read_document
-from clipmill.manifests.schema import STORED_ROWS, Blend
-from clipmill.train.config import TrainConfig
-from clipmill.train.data.view_rows import RowReader, ShardRows, one_array
-from clipmill.train.mixture.order import Segment, SegmentOrder, next_segment
+from clipmill.train.data.view_rows import ShardRows, one_array
+from clipmill.train.mixture.order import Segment, next_segment
 from clipmill.train.store import read_with_retries
 
 if TYPE_CHECKING:
@@ -71,43 +69,6 @@ def committed_shards(pool: str) -> tuple[dict[int, FoundShard], bool]:
     path = PoolLayout(pool).pool_json
     counted = disk.exists(path) and read_document(path, PoolDocument).fingerprint
     return committed, counted == commits.fingerprint
-
-
-def open_live(
-    blend: Blend,
-    config: TrainConfig,
-    cached: int,
-    seed: int,
-    out: str | None,
-    decides: bool,
-    own: ModelTokenizer | None = None,
-) -> tuple[RowReader, SegmentOrder]:
-    """The rows and the order of a live run, or of a replay of one (`blend.segments`).
-
-    out: the run's folder; None: nothing is written. decides: this process decides the segments.
-    own: the model's tokenizer, where that is not CLIP's.
-    """
-    (name,) = blend.views
-    pool = blend.pools[name.partition("/")[0]]
-    if config.tokenizer != TOKENIZER:
-        raise ValueError(
-            f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
-            f"{config.tokenizer}; leave tokenizer out, or train on a view of the finished pool"
-        )
-    replay = blend.segments is not None
-    live = LivePool(
-        pool,
-        functools.partial(committed_shards, pool),
-        config.batch_size,
-        blend.segments if replay else out,
-        decides=decides and not replay,
-        replay=replay,
-        own=own,
-    )
-    order = SegmentOrder(name, live, config.batch_size, config.lanes, config.window, seed)
-    return RowReader(
-        pool, STORED_ROWS, f"live@{own.identity if own else TOKENIZER}", cached, live.read
-    ), order
 
 
 class LivePool:

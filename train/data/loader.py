@@ -3,18 +3,15 @@
 `RunLoader` is the trainer's, and takes its settings. `clipmill.Loader`, for loops of one's own, is
 `own_loop.py`, which draws from a RunLoader.
 
-Views and live pools are drawn from by position (`read_ahead.py`): a batch is a function of its
-step, the same for any number of ranks and threads. Streams of tars give what comes next
-(`tar_streams.py`). The number of batches comes from the settings, so ranks cannot disagree. There
-is no collective, no shared memory and no state but the step. Threads write their rows of a batch in
-place; with no threads the caller does the same work. A sample that cannot be used is replaced by
-another one of its source, which its position alone decides, and counted.
+Which samples a step has is said by a route (`routes.py`). The number of batches comes from the
+settings, so ranks cannot disagree. There is no collective, no shared memory and no state but the
+step. Threads write their rows of a batch in place; with no threads the caller does the same work. A
+sample that cannot be used is replaced by another one of its source, and counted.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import weakref
 from collections import deque
@@ -33,21 +30,9 @@ from clipmill.manifests.arrays import Pixels
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, check_world
 from clipmill.train.data.damage import DamagedSample, Sample, StageTimes
-from clipmill.train.data.live_rows import open_live
-from clipmill.train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
-from clipmill.train.data.tar_streams import StreamOrder, TarSteps, open_streams
-from clipmill.train.data.view_rows import (
-    CaptionCoder,
-    RowReader,
-    ViewChances,
-    ViewNumbers,
-    ViewRows,
-    open_view,
-)
-from clipmill.train.mixture.order import Order, RunOrder
-from clipmill.train.mixture.schedule import blend_sources
+from clipmill.train.data.routes import ROUTES, RankRequest, Steps, StepSamples
+from clipmill.train.data.view_rows import CaptionCoder
 from clipmill.train.model.open_clip_model import own_tokenizer
-from clipmill.train.store import PartCache
 from clipmill.train.transforms import (
     ThreadBuffer,
     crop_numbers,
@@ -60,7 +45,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 PREFETCH = 4  # batches that are read ahead at most
 PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch is always allowed
-LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw from new shards
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
 TOGETHER = 32  # rows of which each part of the work is done before the next part
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
@@ -77,30 +61,6 @@ class ModelInputs(Protocol):
     @property
     def context_length(self) -> int:
         """Tokens of a caption."""
-
-
-class StepSamples(Protocol):
-    """What the rows of a rank have at one step."""
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-
-    def sample(self, r: int, attempt: int) -> Sample:
-        """Row `r` of the rank, or its substitute number `attempt` from 1 on. From any thread."""
-
-
-class Steps(Protocol):
-    """The steps of a run, one after another."""
-
-    def take(self) -> StepSamples:
-        """The next step. Waits for what decides its samples, not for their images."""
-
-    def finish(self, step: int) -> None:
-        """Nothing of a step is needed any more."""
-
-    def close(self) -> None:
-        """End threads and commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,11 +151,9 @@ class RunLoader:
     each batch; the training loop, which knows the counts of all ranks, ends a run that has too
     many.
 
-    views: of finished pools; none of a live run and of streams. token_sets: POOL/VIEW -> its
-    tokens. is_resumable: whether a batch is a function of its step.
+    route: how its samples are read, with the other three. is_resumable: whether a batch is a
+    function of its step. views: of finished pools.
     """
-
-    order: RunOrder | StreamOrder
 
     def __init__(
         self,
@@ -220,8 +178,6 @@ class RunLoader:
         check_world(config, world)
         assert 0 <= rank < world
         self._config, self._size, self._context = config, model.height_width, model.context_length
-        share = config.batch_size // world
-        self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
         self._whole, self._columns = whole, tuple(columns)
         # A whole picture is not scaled, and outlives the buffer of its thread.
         self._min_size = 0 if whole else smallest_side(max(model.height_width), config.crop_min)
@@ -236,62 +192,24 @@ class RunLoader:
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
-        shape = (0 if whole else share, *self._size, 3)
+        request = RankRequest(
+            config=config,
+            rank=rank,
+            world=world,
+            seed=(blend.seed << 32) + _order_seed(config),
+            times=times,
+            own=own,
+            coder=coder,
+            columns=self._columns,
+            out=out,
+            decides=decides,
+        )
+        self._rows = request.positions
+        shape = (0 if whole else len(self._rows), *self._size, 3)
         self._memory = _ImageMemory(shape, self._pin, self._ahead())
-        self.names = tuple(sorted(blend.streams or blend.views))
-        self.is_resumable = not blend.streams
-        self.views: tuple[ViewRows, ...] = ()
-        self.token_sets: dict[str, str] = {}
-        self._pools, self._max_repeats = blend.pools, blend.max_repeats
-        self._open_steps: Callable[[range], Steps]
-        is_live = blend.live or blend.segments is not None
-        if config.read_cache is not None and (is_live or blend.streams):
-            raise ValueError(
-                f"read_cache is {config.read_cache}, which is for views of finished pools, and a "
-                "live run, its replay and a run on streams read without it; leave read_cache out"
-            )
-        seed = (blend.seed << 32) + _order_seed(config)
-        if blend.streams:
-            streams = self.order = open_streams(blend, config, seed, world)
-            timed = times or StageTimes()
-            self._open_steps = lambda steps: TarSteps(
-                streams, self._rows, steps, rank, world, config.threads, timed, own
-            )
-            return
-        # A lane is inside one window, or passes from one to the next.
-        cached = 2 * config.lanes * config.window
-        readers: Sequence[RowReader]
-        order: RunOrder
-        if is_live:
-            reader, order = open_live(blend, config, cached, seed, out, decides, own)
-            readers = (reader,)
-        else:
-            readers = self.views = _open_views(
-                blend, config, self.names, cached, coder, self._columns
-            )
-            order = _order(blend, config, self.names, self.views, cached, seed)
-        self.order = order
-        self.check_repeats(len(self))
-        for name, reader in zip(self.names, readers, strict=True):
-            self.token_sets[name] = reader.token_set
-        run = RunRows(order=order, names=self.names, readers=readers, positions=self._rows)
-        most_shards = len(readers) * (cached * 3 // 4)  # ahead; the caches keep them
-        cache = None
-        if config.read_cache is not None:
-            cache = PartCache(config.read_cache, int(config.read_cache_gb * 1e9))
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        lanes = math.ceil(config.lanes * min(1.0, local_ranks / world))  # of this machine
-
-        def open_rows(steps: range) -> Steps:
-            if is_live and steps:
-                order.batch(steps.start, self._rows)  # waits for the first rows of the pool
-            fitting = cache
-            if cache is not None and not cache_fits(cache, run, lanes, config.window):
-                fitting = None
-            group = LIVE_STEPS if is_live else GROUP_STEPS
-            return ReadAhead(run, steps, most_shards, fitting, group, times)
-
-        self._open_steps = open_rows
+        self.route = ROUTES[blend.draws_from](blend, request)
+        self.order, self.views = self.route.order, self.route.views
+        self.is_resumable = self.route.is_resumable
 
     def _timed(self, stage: str, call: Callable[P, T]) -> Callable[P, T]:
         return call if self._times is None else self._times.timed(stage, call)
@@ -309,7 +227,7 @@ class RunLoader:
         """
         assert start == 0 or self.is_resumable
         numbers = range(start, len(self) if stop is None else stop)
-        steps = self._open_steps(numbers)
+        steps = self.route.steps(numbers)
         try:
             fill = self._threaded if self._config.threads else self._alone
             batches = fill(steps, numbers)
@@ -346,17 +264,6 @@ class RunLoader:
         finally:
             planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
-
-    def check_repeats(self, steps: int) -> None:
-        """ValueError where so many steps draw rows of a view more often than the blend allows."""
-        if isinstance(self.order, Order):
-            self.order.check_repeats(steps, self._max_repeats)
-
-    def remedy(self, source: str) -> str:
-        """What a person does about damaged samples of a source."""
-        if not self.is_resumable:
-            return f"look at the tars of stream {source!r}"
-        return f"run clipmill audit verify {self._pools[source.partition('/')[0]]}"
 
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
         """What the run draws of each source in all or some steps, as plain values; of streams also
@@ -499,48 +406,6 @@ def _gathered(samples: Sequence[Sample]) -> pa.Table:
     table = pa.concat_tables(parts, promote_options="permissive")
     place = np.argsort(np.concatenate(list(of_shard.values())))
     return table.take(place).combine_chunks()
-
-
-def _open_views(
-    blend: Blend,
-    config: TrainConfig,
-    names: Sequence[str],
-    cached: int,
-    coder: CaptionCoder | None,
-    columns: Sequence[str],
-) -> tuple[ViewRows, ...]:
-    views = []
-    for name in names:
-        pool, _, view = name.partition("/")
-        texts = tuple(blend.captions.get(name, ()))
-        path, tokens = blend.pools[pool], coder or config.tokenizer
-        views.append(open_view(path, view, tokens, cached, texts, columns))
-    return tuple(views)
-
-
-def _order(
-    blend: Blend,
-    config: TrainConfig,
-    names: Sequence[str],
-    views: Sequence[ViewRows],
-    cached: int,
-    seed: int,
-) -> Order:
-    """The order of a run. ValueError for a blend that cannot be drawn so many samples from."""
-    shard_rows = {name: view.shard_rows for name, view in zip(names, views, strict=True)}
-    sources = blend_sources(blend, shard_rows)
-    distinct = None if blend.distinct is None else ViewNumbers(views, blend.distinct, cached)
-    balance = ViewChances(views, names, blend.balance, cached) if blend.balance else None
-    return Order(
-        sources,
-        config.batch_size,
-        config.lanes,
-        config.window,
-        seed,
-        distinct=distinct,
-        balance=balance,
-        captions=blend.captions,
-    )
 
 
 def _read_image(sample: Sample) -> bytes:

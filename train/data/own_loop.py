@@ -264,7 +264,7 @@ class Loader:
         inner, length = self._opened(), self._config.steps
         stop = ENDLESS if self._is_endless else (self.step // length + 1) * length
         if not self._is_endless:
-            inner.check_repeats(stop)
+            inner.route.check_repeats(stop)
         with contextlib.closing(inner.batches(self.step, stop)) as batches:
             for batch in batches:
                 ready = self._finished(batch, inner)
@@ -325,7 +325,7 @@ class Loader:
         if damage.too_many_damaged(self._damaged, self._drawn):
             raise ValueError(
                 f"{self._damaged} of {self._drawn:,} samples of rank {self._rank} cannot be used, "
-                f"more than 1 in 1,000; the last is {where}; {inner.remedy(last.source)}"
+                f"more than 1 in 1,000; the last is {where}; {inner.route.remedy(last.source)}"
             )
 
 
@@ -367,11 +367,10 @@ def _blend_of(data: str | os.PathLike[str] | Mapping[str, float] | Blend) -> Ble
     else:
         path = os.fspath(data)
         blend = read_blend(path) if path.endswith(MANIFESTS) else blend_of_views({path: 1.0})
-    if blend.streams or blend.live or blend.segments is not None:
-        key = "streams" if blend.streams else "live" if blend.live else "segments"
+    if blend.draws_from != "views":
         raise ValueError(
-            f"blend {blend.name!r} has {key}, and a Loader draws from views of finished pools; "
-            "clipmill train takes it"
+            f"blend {blend.name!r} has {blend.draws_from}, and a Loader draws from views of "
+            "finished pools; clipmill train takes it"
         )
     return blend
 

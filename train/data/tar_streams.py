@@ -46,12 +46,11 @@ import numpy as np
 
 from clipmill.manifests import console, disk, tls, waits
 from clipmill.manifests.arrays import Integers
-from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from clipmill.manifests.clip_tokenizer import CaptionTokenizer
 from clipmill.manifests.disk import content_hash
 from clipmill.manifests.installation import install_command
-from clipmill.manifests.schema import Blend, TarStream
+from clipmill.manifests.schema import TarStream
 from clipmill.manifests.text import printable, valid_text
-from clipmill.train.config import TrainConfig
 from clipmill.train.data.damage import Sample, StageTimes
 from clipmill.train.mixture.schedule import Schedule, SourceRows
 from clipmill.train.rng import derive_key, permutation
@@ -650,21 +649,6 @@ class StreamOrder:
     def fingerprint(self) -> str:
         """Hash of the identity."""
         return content_hash(self.identity())
-
-
-def open_streams(blend: Blend, config: TrainConfig, seed: int, world: int) -> StreamOrder:
-    """The order of a run on streams. ValueError for a local tar that is not there, one that is
-    named twice, fewer tars than ranks, and another tokenizer than CLIP's."""
-    if config.tokenizer != TOKENIZER:
-        raise ValueError(
-            f"streams are tokenised with {TOKENIZER}, and the run's tokenizer is "
-            f"{config.tokenizer}; leave tokenizer out, or adopt the tars into a pool"
-        )
-    tars = {}
-    for name in sorted(blend.streams):
-        tars[name] = expand(name, blend.streams[name].tars)
-        check_tars(name, tars[name], world)
-    return StreamOrder(blend.streams, tars, config.batch_size, seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,13 +157,11 @@ class RowReader:
     def __init__(
         self,
         pool: str,
-        view: str,
-        token_set: str,
         cached_shards: int,
         read_shard: Callable[[int], ShardRows],
     ) -> None:
-        """token_set: which tokens the rows have. read_shard: reads the columns of a shard."""
-        self.pool, self.view, self.token_set = pool, view, token_set
+        """read_shard: reads the columns of a shard."""
+        self.pool = pool
         self.shard = ShardCache(cached_shards, read_shard)
         self._ranges = RangeClient()
         self._open_tar = ShardCache(OPEN_TARS, _Tar)
@@ -201,8 +199,8 @@ class RowReader:
 class ViewRows(RowReader):
     """An open view, made by `open_view`.
 
-    shards: (shards,) their numbers in the pool, ascending. shard_rows: (shards,) kept rows. A shard
-    is asked for by its position in them.
+    token_set: which tokens its rows have. shards: (shards,) their numbers in the pool, ascending.
+    shard_rows: (shards,) kept rows. A shard is asked for by its position in them.
     """
 
     def __init__(
@@ -216,8 +214,8 @@ class ViewRows(RowReader):
     ) -> None:
         """own: makes the tokens of the captions, where they are not those of `token_set`. columns:
         what `ShardRows.columns` has."""
-        name = masks.document.name
-        super().__init__(masks.pool, name, token_set, cached_shards, self._read_shard)
+        super().__init__(masks.pool, cached_shards, self._read_shard)
+        self.view, self.token_set = masks.document.name, token_set
         self.masks, self.shards, self.shard_rows = masks, masks.shards, masks.kept
         # An instance of the filter `tokens` under another name names its column so too.
         self._token_column = token_set.partition("@")[0]

@@ -397,7 +397,7 @@ def refuse_damage(state: TrainState, step: int) -> None:
     raise ValueError(
         f"{state.damaged} of {drawn:,} samples cannot be used, more than 1 in 1,000; the last is "
         f"key {last.key} of shard {last.shard} of {last.source}: {last.reason}; "
-        f"{state.loader.remedy(last.source)}"
+        f"{state.loader.route.remedy(last.source)}"
     )
 
 
