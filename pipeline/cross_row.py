@@ -52,7 +52,7 @@ from clipmill.pipeline.database import UID_BYTES, database, stream
 from clipmill.pipeline.executor.tickets import Ticket, Work, WorkFactory
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
-from clipmill.pipeline.progress.state import measure_scored
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.shuffle import PLACE, Exchange, Places, ShardUnit, Step, are_there, run_steps
 
 # --------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def summarise(job: PoolJob) -> Work:
     """Factory: the summaries of the shards of a ticket become a file."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         unit: ShardUnit = ticket.payload
         summaries = Summaries(worker)
         for _, rows, _ in worker.shards(unit):
@@ -274,7 +274,6 @@ def summarise(job: PoolJob) -> Work:
                 summaries.add(worker.table_of("summarise", rows))
         path = summary_path(job, unit.number)
         job.out.write_parquet(path, summaries.table())
-        return {}
 
     return work
 
@@ -283,14 +282,13 @@ def combine(job: PoolJob) -> Work:
     """Factory: the summaries of all shards become the state."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         summaries = Summaries(worker)
         for number in range(job.units):
             table = disk.read_parquet(summary_path(job, number))
             summaries.add(table.replace_schema_metadata(None))
         state = worker.table_of("combine", summaries.table())
         job.out.write_parquet(state_path(job), state)
-        return {}
 
     return work
 
@@ -300,7 +298,7 @@ def route(job: PoolJob) -> Work:
     each once more by its uid."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         unit: ShardUnit = ticket.payload
         tables, partitions, members = [], [], []
         for position, rows, row_numbers in worker.shards(unit):
@@ -317,7 +315,6 @@ def route(job: PoolJob) -> Work:
         if worker.filter.linked:
             rows = pa.concat_tables(members)
             job.from_shards(MEMBERS).write(number, rows, partition_of_uids(job, rows["uid"]))
-        return {"rows": len(table)}
 
     return work
 
@@ -387,14 +384,13 @@ def judge(job: PoolJob) -> Work:
     """Factory: the rows of a partition get their values."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         number: int = ticket.payload
         rows, ids = _sorted(job.from_shards(ROUTED).at(number))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge", rows, worker.state)
         _write_values(worker, number, values, rows.num_rows, ids)
-        return {"rows": rows.num_rows}
 
     return work
 
@@ -406,14 +402,13 @@ def links(job: PoolJob) -> Work:
     """Factory: the near pairs of a partition, as stars."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         number: int = ticket.payload
         rows, _ = _sorted(job.from_shards(ROUTED).at(number))
         pairs = PAIR.empty_table()
         if rows.num_rows:
             pairs = stars(_linked(worker, worker.call("links", rows, worker.state)))
         job.exchange(EDGES).write(number, pairs, np.zeros(len(pairs), np.uint64))
-        return {"links": len(pairs)}
 
     return work
 
@@ -436,11 +431,10 @@ def _linked(worker: PoolWorker, pairs: Any) -> pa.Table:
 def components(job: PoolJob) -> Work:
     """Factory: the stars of all partitions become those of the pool, by the partition of a uid."""
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         pairs = stars(stream(job.exchange(EDGES).tables(0, 1), PAIR))
         exchange = job.exchange(STARS, files=1)
         exchange.write(0, pairs, partition_of_uids(job, pairs["first"]))
-        return {"rows": len(pairs)}
 
     return work
 
@@ -449,7 +443,7 @@ def group(job: PoolJob) -> Work:
     """Factory: the rows of a partition of uids get their group, the smallest uid of their component
     or their own, and are sent to its partition."""
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         number: int = ticket.payload
         rows = job.from_shards(MEMBERS).at(number)
         if rows.num_rows:
@@ -461,7 +455,6 @@ def group(job: PoolJob) -> Work:
             job.exchange(GROUPED).write(number, rows, partition_of_uids(job, rows[GROUP]))
         else:
             job.exchange(GROUPED).write(number, pa.table({}), np.zeros(0, np.uint64))
-        return {}
 
     return work
 
@@ -470,14 +463,13 @@ def judge_groups(job: PoolJob) -> Work:
     """Factory: the rows of a partition of groups get their values."""
     worker = PoolWorker(job)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         number: int = ticket.payload
         rows, ids = _sorted(job.exchange(GROUPED).at(number), (GROUP,))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge_groups", rows, worker.state)
         _write_values(worker, number, values, rows.num_rows, ids)
-        return {"rows": rows.num_rows}
 
     return work
 
@@ -564,7 +556,7 @@ def gather(job: PoolJob) -> Work:
         content = parquet_bytes(table, {**metadata, "scored": scored})
         return commit_columns(job.out, job.set_name, shard, content, metadata, scored)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> Measure:
         unit: ShardUnit = ticket.payload
         first, end = job.bounds[unit.number], job.bounds[unit.number + 1]
         low, high = int(first) << int(POSITION_BITS), int(end) << int(POSITION_BITS)
@@ -580,7 +572,7 @@ def gather(job: PoolJob) -> Work:
             low, high = np.searchsorted(positions, [position, position + 1]).tolist()
             rows = (ids[low:high] & ROW_MASK).astype(np.int64)
             scored += write(shard, rows, values.slice(low, high - low))
-        return {"scored": {job.set_name: scored}}
+        return Measure(rows=scored, stored=scored)
 
     return work
 
@@ -672,4 +664,4 @@ def _steps(commits: Commits, job: PoolJob, lacking: Mask, gpus: float) -> Iterat
     yield step(name, work, job.exchange(VALUES).lacks(), gpus=gpus)
     has_lacking = [bool(lacking[a:b].any()) for a, b in itertools.pairwise(job.bounds)]
     todo = np.array(has_lacking, np.bool_)
-    yield step("gather", gather, todo, payload=unit, measure=measure_scored)
+    yield step("gather", gather, todo, payload=unit, result=Measure)

@@ -45,6 +45,7 @@ from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.database import BATCH_ROWS, UID_BYTES, blobs, database, insert
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.table_files import values
 
@@ -456,7 +457,7 @@ class TableJoin:
                     locations = np.arange(first, first + len(keys))
                     insert(connection, "keys", blobs(keys), locations)
                     first += len(keys)
-                counter.ended(str(number), {})
+                counter.ended(str(number), Measure())
 
     def _add_pool(self, connection: DuckDBPyConnection) -> None:
         """The uids of the stored rows with their numbers."""
@@ -517,7 +518,7 @@ class TableJoin:
                 for start, table in file.read_values(matches["row"].to_numpy()):
                     here = ordinals[start : start + len(table)]
                     insert(connection, "taken", here, *table.columns)
-                counter.ended(str(number), {})
+                counter.ended(str(number), Measure())
 
     def _of_shards(self, connection: DuckDBPyConnection) -> Iterator[ShardColumns]:
         reader = connection.sql(f"SELECT * FROM taken ORDER BY {ORDINAL}")

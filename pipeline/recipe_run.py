@@ -18,7 +18,7 @@ from clipmill.filters import make, specs_of_recipe
 from clipmill.manifests import disk, reader
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
-from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.layout import CommitRecord, PoolLayout
 from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.ray_runtime import Engine
 from clipmill.manifests.schema import SOURCES, FilterSpec, Recipe
@@ -46,7 +46,6 @@ from clipmill.pipeline.planning.plan_files import is_planned, read_plan
 from clipmill.pipeline.planning.planner import add_retries, write_plan
 from clipmill.pipeline.pool.lease import PoolWriter, hold_lease
 from clipmill.pipeline.pool.shard_writer import ShardJob, remove_uncommitted
-from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
 from clipmill.pipeline.scoring.score_sets import filter_specs
 from clipmill.pipeline.scoring.scorer import score
@@ -160,7 +159,7 @@ class Build:
         check_adopted(self.pool, source, tickets)
         tars = {ticket.id: str(ticket.payload.tar) for ticket in tickets}
         job = ShardJob(out=self.out, recipe=self.recipe)
-        stage = Stage(name="adopt", work=adopt_tars, job=job, measure=measure_commit)
+        stage = Stage(name="adopt", work=adopt_tars, job=job, result=CommitRecord)
         failed = self._add_shards(stage, lambda _: tickets)
         return {tars[ticket]: reason for ticket, reason in failed.items()}
 
@@ -251,7 +250,7 @@ def download_stage(job: ShardJob) -> Stage:
         job=job,
         on_ray=replace(job, decoders=1),  # a worker for each core; each decodes in one child
         concurrency=CONCURRENT_SHARDS,
-        measure=measure_commit,
+        result=CommitRecord,
     )
 
 

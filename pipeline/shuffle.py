@@ -33,7 +33,6 @@ from clipmill.manifests.ray_runtime import Engine
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, WorkFactory
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.progress.state import Measurer
 
 FEWEST_ROWS = 256  # of a row group of a file
 ROW_GROUPS = 256  # about as many has a file of more rows: each reader of a place reads the footer
@@ -143,8 +142,8 @@ class Step:
     lacks: Mask  # (tickets,) True for each whose file is not there: it runs
     payload: Callable[[int], Any] = lambda number: number  # of a ticket, by its number
     gpus: float = 0
-    measure: Measurer | None = None
-    on_done: Callable[[str, dict[str, Any]], None] | None = None
+    result: Any = object
+    on_done: Callable[[str, Any], None] | None = None
 
     def tickets(self) -> Tickets:
         """Those whose files are not there."""
@@ -165,7 +164,7 @@ def run_steps(steps: Iterable[Step], engine: Engine, workers: int | None = None)
     """
     for step in steps:
         stage = Stage(
-            name=step.name, work=step.work, job=step.job, gpus=step.gpus, measure=step.measure
+            name=step.name, work=step.work, job=step.job, gpus=step.gpus, result=step.result
         )
         report = execute(
             stage, step.tickets(), engine=engine, workers=workers, on_done=step.on_done

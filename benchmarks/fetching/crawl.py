@@ -301,7 +301,7 @@ def ours(wat: str, out: str) -> dict[str, Any]:
     source = Source(kind="wat", paths=(wat,))
     file = SourceFile(number=0, path=wat, source_id="benchmark")
     work = extract(ExtractJob(out=PoolWriter(out), source=source))
-    return {"pairs": work(Ticket(id="part-00000", group="part-00000", payload=file))["pairs"]}
+    return {"pairs": work(Ticket(id="part-00000", group="part-00000", payload=file)).stored}
 
 
 def child(way: str, wat: str, folder: str) -> dict[str, Any]:

@@ -295,8 +295,7 @@ def run_pass(worker: Any) -> int:
     name = next(iter(worker.filters))
     rows = 0
     for shard in read_commits(worker.out.pool).names():
-        result = worker(Ticket(id=shard, group=shard, payload=(name,)))
-        rows += int(result["scored"][name])
+        rows += worker(Ticket(id=shard, group=shard, payload=(name,))).rows
     return rows
 
 

@@ -105,39 +105,41 @@ class CheckedShard:
     views: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What became of a ticket."""
+
+    damages: tuple[Damage, ...]
+    is_readable: bool  # the sidecar, or the part of the pairs
+    record: CommitRecord | None = None
+
+
 class ShardChecker:
     """Checks the files of one ticket: a `CheckedShard`, or the file name of a part of the pairs.
     Threads may share it.
-
-    The result: {"damages": plain Damage of each file, "record": plain commit record or None,
-    "sidecar": whether the sidecar can be read}.
     """
 
     def __init__(self, job: CheckJob) -> None:
         self.layout, self.columns, self.stale = job.layout, job.columns, job.stale
         self._files: dict[tuple[str, str], AlignedFiles] = {}
 
-    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+    def __call__(self, ticket: Ticket) -> Checked:
         checked: CheckedShard | str = ticket.payload
         if isinstance(checked, str):
             damages = self._part(checked)
-            return {"damages": disk.to_plain(damages), "sidecar": not damages}
+            return Checked(damages=tuple(damages), is_readable=not damages)
         shard = checked.shard
         record = read_record(self.layout.commit_record(shard))
         if isinstance(record, str):
             path = inside(self.layout, self.layout.commit_record(shard))
             line = f"{path}: {record}"
             damage = Damage(kind="record", line=line, shard=shard)
-            return {"damages": disk.to_plain([damage]), "record": None, "sidecar": False}
+            return Checked(damages=(damage,), is_readable=False)
         damages, rows = check_shard(self.layout, record)
         if rows is not None:
             damages += self._scores(shard, rows)
             damages += self._masks(shard, rows, checked.views)
-        return {
-            "damages": disk.to_plain(damages),
-            "record": disk.to_plain(record),
-            "sidecar": rows is not None,
-        }
+        return Checked(damages=tuple(damages), is_readable=rows is not None, record=record)
 
     def _part(self, file: str) -> list[Damage]:
         """Columns and number of rows of a part of the pairs."""
@@ -400,7 +402,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
             stale.append(name)
     columns = {name: document.columns for name, document in sets.items()}
     job = CheckJob(layout=layout, columns=columns, stale=frozenset(stale))
-    stage = Stage(name="verify", work=ShardChecker, job=job, concurrency=THREADS)
+    stage = Stage(name="verify", work=ShardChecker, job=job, concurrency=THREADS, result=Checked)
 
     def checked(shard: int) -> CheckedShard:
         kept = {}
@@ -455,17 +457,16 @@ def _read_index(layout: PoolLayout) -> tuple[Commits | None, Damage | None]:
 
 def _taker(
     findings: _Findings, commits: Commits | None, pool: str
-) -> Callable[[str, dict[str, Any]], None]:
+) -> Callable[[str, Checked], None]:
     """What takes the result of each ticket."""
 
-    def take(name: str, result: dict[str, Any]) -> None:
-        for plain in result["damages"]:
-            findings.add(disk.from_plain(Damage, plain))
-        findings.unreadable += not result["sidecar"]
-        plain = result.get("record")
-        if plain is None or commits is None:
+    def take(name: str, checked: Checked) -> None:
+        for damage in checked.damages:
+            findings.add(damage)
+        findings.unreadable += not checked.is_readable
+        if checked.record is None or commits is None:
             return
-        if commits.get(name) != CommitRecord.from_plain(plain):
+        if commits.get(name) != checked.record:
             line = (
                 f"index: shard {name} is not as its commit record says; "
                 f"run clipmill audit reindex {pool}"

@@ -48,7 +48,6 @@ from clipmill.pipeline.pool.shard_writer import (
     staged_file,
 )
 from clipmill.pipeline.pool.tars import index_tar, local_copy
-from clipmill.pipeline.progress.state import measure_commit
 
 # --------------------------------------------------------------------------------------------------
 # Makes the index of a pool anew.
@@ -233,11 +232,11 @@ def _fetch_again(
     """Fetch every row of some shards again, as a build does."""
     plan = read_plan(out.pool)
     job = ShardJob(out=out, recipe=recipe, contents=contents, decoders=1, replace=True)
-    stage = Stage(name="repair", work=Downloader, job=job, measure=measure_commit)
+    stage = Stage(name="repair", work=Downloader, job=job, result=CommitRecord)
     shard_of = {plan.shard(shard).id: shard for shard in shards}
     done = set[str]()
 
-    def on_done(task: str, record: Any) -> None:
+    def on_done(task: str, record: CommitRecord) -> None:
         index.add(record)
         done.add(task)
 

@@ -28,6 +28,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.database import select, stream
 from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage
 
 VERSION = 3
@@ -164,7 +165,7 @@ def _add(out: PoolWriter, commits: Commits, shards: Integers, ranges: Integers |
             if ranges is not None:
                 yield from _entries_of_table(path)
             for shard, table in zip(shards, in_threads(entries, shards.tolist()), strict=True):
-                counter.ended(str(shard), {})
+                counter.ended(str(shard), Measure())
                 yield table
 
         staged = Path(folder) / "rows.parquet"

@@ -51,7 +51,7 @@ from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
 from clipmill.pipeline.database import select, stream
 from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.pool.lease import PoolWriter
-from clipmill.pipeline.progress.state import measure_links
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, Step, run_steps
 
 # --------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def scatter(job: PairsJob) -> Work:
     """Factory: the uids of some rows, by partition."""
     out, exchange, partitions = job.out, job.uids, np.uint64(job.partitions)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         of_ticket: Block = ticket.payload
         uids = [np.empty(0, UID)]
         for part, start, stop in of_ticket.ranges:
@@ -238,7 +238,6 @@ def scatter(job: PairsJob) -> Work:
         rows = np.arange(len(block), dtype=np.uint64) + np.uint64(of_ticket.first)
         places = (high >> np.uint64(32)) * partitions >> np.uint64(32)
         exchange.write(of_ticket.number, pa.table([high, low, rows], NUMBERED), places)
-        return {}
 
     return work
 
@@ -258,12 +257,11 @@ def gather(job: PairsJob) -> Work:
     """Factory: the rows of a partition that an earlier row equals, in all 128 bits of the uid."""
     uids, repeated = job.uids, job.repeated
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         partition: int = ticket.payload
         rows = stream(uids.tables(partition, partition + 1), NUMBERED)
         table = pa.Table.from_batches(select(REPEATED, rows=rows), ROW)
         repeated.write(partition, table, table["row"].to_numpy())
-        return {"rows": table.num_rows}
 
     return work
 
@@ -276,7 +274,7 @@ def write(job: PairsJob) -> Work:
     schema = with_extra(PAIRS, job.extra_columns)
     repeated = job.repeated
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         some: SomeParts = ticket.payload
         bounds = some.bounds
         numbers = [np.zeros(0, np.int64)]
@@ -290,7 +288,6 @@ def write(job: PairsJob) -> Work:
                     continue
                 own = np.flatnonzero(stays[start - bounds[0] : end - bounds[0]])
                 _write_part(job, schema, part, own, Path(folder) / "part.parquet")
-        return {}
 
     return work
 
@@ -435,8 +432,8 @@ def _extract_parts(
     def one_part(number: int) -> SourceFile:
         return SourceFile(number=number, path=paths[number], source_id=ids[number])
 
-    def count(name: str, result: dict[str, Any]) -> None:
-        counts[_number(name)] = result["pairs"]
+    def count(name: str, of_part: Measure) -> None:
+        counts[_number(name)] = of_part.stored
 
     step = Step(
         name="crawl",
@@ -444,7 +441,7 @@ def _extract_parts(
         job=ExtractJob(out=out, source=source),
         lacks=counts < 0,
         payload=one_part,
-        measure=measure_links,
+        result=Measure,
         on_done=count,
     )
     failed = run_steps([step], engine, workers)
@@ -513,7 +510,7 @@ def extract(job: ExtractJob) -> Work:
     out, source, reader = job.out, job.source, reader_of(job.source)
     schema = with_extra(PAIRS, source.extra_columns)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> Measure:
         file: SourceFile = ticket.payload
         path, counts = file.path, PartCounts()
         content = reader.content(path, source)
@@ -536,7 +533,7 @@ def extract(job: ExtractJob) -> Work:
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
             out.publish_new(staged, extracted(out.layout, file.number))
-        return {"links": totals["links"], "pairs": totals["pairs"]}
+        return Measure(rows=totals["links"], stored=totals["pairs"])
 
     return work
 

@@ -443,7 +443,7 @@ def execute(
     *,
     engine: Engine,
     workers: int | None = None,
-    on_done: Callable[[str, dict[str, Any]], None] | None = None,
+    on_done: Callable[[str, Any], None] | None = None,
 ) -> Report:
     """Run every ticket once, to its end. ValueError where the factory refuses its job.
 
@@ -462,8 +462,8 @@ def execute(
     if not len(todo):
         return Report()
     engine = settled(engine)
-    with counted_stage(stage.name, len(todo), stage.measure) as counter:
-        outcomes = Outcomes(stage.name, counter, on_done)
+    with counted_stage(stage.name, len(todo)) as counter:
+        outcomes = Outcomes(stage.name, counter, on_done, stage.result)
         queue = TicketQueue(todo, stage.concurrency)
         if engine != "ray":
             run_inline(stage, queue, outcomes, _WorthRay(stage.name, len(todo), engine))

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from clipmill import OWN
-from clipmill.manifests import waits
+from clipmill.manifests import disk, waits
 from clipmill.manifests.arrays import Integers
-from clipmill.pipeline.progress.state import Measurer, StageCounter
+from clipmill.pipeline.progress.state import StageCounter, measure_of
 
 # --------------------------------------------------------------------------------------------------
 # Which worker gets which ticket next.
@@ -287,12 +287,15 @@ class Outcomes:
         self,
         stage_name: str,
         counter: StageCounter,
-        on_done: Callable[[str, dict[str, Any]], None] | None = None,
+        on_done: Callable[[str, Any], None] | None = None,
+        result: Any = object,
     ) -> None:
-        """`on_done` gets the id of each ticket that is done, and what it returned."""
+        """`on_done` gets the id of each ticket that is done, and what it returned; `result`: its
+        type.
+        """
         self._stage_name = stage_name
         self.counter = counter
-        self._on_done = on_done
+        self._on_done, self._result = on_done, result
         # Of tickets that are tried again: tries that failed, and tries that were lost
         self._failed_tries: dict[str, tuple[int, int]] = {}
         self._logged = 0
@@ -320,12 +323,10 @@ class Outcomes:
         failed, lost = self._failed_tries.pop(ticket.id, (0, 0))
         if kind == "done":
             self._done += 1
-            result: dict[str, Any] = {}
-            if self._on_done is not None or self.counter.wants_results:
-                result = json.loads(text)
+            result = disk.from_plain(self._result, json.loads(text))
             if self._on_done is not None:
                 self._on_done(ticket.id, result)
-            self.counter.ended(ticket.id, result)
+            self.counter.ended(ticket.id, measure_of(result))
             return True
         if kind == "lost":
             lost += 1
@@ -364,7 +365,7 @@ class Outcomes:
 
 
 BETWEEN_ASKS_S = 300.0  # 1,024 workers are asked every 160 s
-Work = Callable[[Ticket], dict[str, Any]]
+Work = Callable[[Ticket], Any]
 WorkFactory = Callable[[Any], Work]
 
 
@@ -373,13 +374,13 @@ class Stage:
     """What is done to a ticket.
 
     `work` is a factory, a function or class at the top level of a module: work(job) is called once
-    per worker (models are loaded there) and returns the function that turns a ticket into a dict.
+    per worker (models are loaded there) and returns the function that works on a ticket. `result`
+    is the type of what that function returns, which crosses as JSON.
     `job` is a frozen dataclass, what all tickets have in common; `on_ray` takes its place on Ray.
     If the function has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
     worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
-    its own: above 1, the function must be thread-safe. `measure` says what a ticket did from what
-    the function returned. If the function has a method `progress()`, it gives the JSON of a
-    `WorkerReport` while tickets run; it is called from another thread.
+    its own: above 1, the function must be thread-safe. If the function has a method `progress()`,
+    it gives the JSON of a `WorkerReport` while tickets run; it is called from another thread.
     """
 
     name: str
@@ -389,7 +390,7 @@ class Stage:
     gpus: float = 0
     cpus: float = 1
     concurrency: int = 1
-    measure: Measurer | None = None
+    result: Any = object
 
     def __post_init__(self) -> None:
         work_reference(self.name, self.work)
@@ -456,7 +457,7 @@ class Worker:
         assert self._work is not None
         try:
             with waits.doing(f"{self.stage_name} {ticket.id}"):
-                return ["done", json.dumps(self._work(ticket))]
+                return ["done", json.dumps(disk.to_plain(self._work(ticket)))]
         except Exception as error:
             if not _explains_itself(error) or os.environ.get("CLIPMILL_TRACEBACK"):
                 logger.exception("stage %s: a ticket raised", self.stage_name)

@@ -536,7 +536,7 @@ def adopt_tars(job: ShardJob) -> Work:
     schema = with_extra(SIDECAR, extra)
     named = {name: getattr(source, name) for name in NAMED}
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> CommitRecord:
         """The commit record of the ticket's tar. ValueError where it is no whole, plain tar, or
         changed since it was adopted."""
         started = time.monotonic()
@@ -545,7 +545,7 @@ def adopt_tars(job: ShardJob) -> Work:
         _refuse_own_folder(out.layout.shards, tar)
         if (existing := read_commit_record(out.layout, number)) is not None:
             _require_same(existing, ticket, out.pool, schema.names)
-            return dict(disk.to_plain(existing))
+            return existing
         reader = TarReader(tar, settings=settings, extra=extra, **named)
         stamp = file_stamp(tar)
         with local_copy(tar) as path:
@@ -555,7 +555,7 @@ def adopt_tars(job: ShardJob) -> Work:
         width = max(4, len(str(len(rows) - 1)))
         for row, values in enumerate(rows):
             values["key"] = f"{number:05d}{row:0{width}d}"
-        record = publish_shard(
+        return publish_shard(
             out,
             number,
             rows,
@@ -565,7 +565,6 @@ def adopt_tars(job: ShardJob) -> Work:
             duration_s=time.monotonic() - started,
             schema=schema,
         )
-        return dict(disk.to_plain(record))
 
     return work
 

@@ -20,6 +20,7 @@ from clipmill.filters.optout import product
 from clipmill.manifests import console, disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.identity import manners_of
+from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Work
 from clipmill.pipeline.external.adopt import group_samples, reason_of
@@ -31,7 +32,6 @@ from clipmill.pipeline.images.transform import as_it_is, boxes_of, limits_of
 from clipmill.pipeline.planning.plan_files import RowsOfShard
 from clipmill.pipeline.pool.shard_writer import ShardJob, ShardWriter
 from clipmill.pipeline.pool.tars import index_tar
-from clipmill.pipeline.progress.state import measure_commit
 
 # --------------------------------------------------------------------------------------------------
 # What a run of img2dataset left, as outcomes of the rows that it was asked for.
@@ -181,7 +181,7 @@ def img2dataset_stage(job: ShardJob) -> Stage:
         if settings.compute_hash == "sha256"
         else f"; sha256 stays empty beside {settings.compute_hash}",
     )
-    return Stage(name="fetch", work=download, job=job, measure=measure_commit)
+    return Stage(name="fetch", work=download, job=job, result=CommitRecord)
 
 
 def check_img2dataset(settings: Fetch, source_kind: str) -> None:
@@ -233,7 +233,7 @@ def download(job: ShardJob) -> Work:
     python = settings.img2dataset_python or sys.executable
     version = version_of(python)
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> CommitRecord:
         """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it
         left no shard.
         """
@@ -265,13 +265,12 @@ def download(job: ShardJob) -> Work:
                 results = outcomes(Path(folder), settings, len(requested))
                 for position, (outcome, image, extension) in results:
                     add(requested[position], outcome, image, extension)
-            record = writer.commit(
+            return writer.commit(
                 len(pairs),
                 engine="img2dataset",
                 engine_version=version,
                 manners=manners_of(settings),
             )
-            return dict(disk.to_plain(record))
 
     return work
 

@@ -25,6 +25,7 @@ from clipmill.manifests.columns import STORED
 from clipmill.manifests.content import is_unchanged
 from clipmill.manifests.hashes import KnownBad
 from clipmill.manifests.identity import manners_of
+from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.schema import SOURCES, Fetch, Pair
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
@@ -85,7 +86,7 @@ class Downloader:
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self._thread.start()
 
-    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+    def __call__(self, ticket: Ticket) -> CommitRecord:
         """The commit record of the ticket's shard, written now or by an earlier run."""
         rows: RowsOfShard = ticket.payload
         number = rows.shard
@@ -97,7 +98,7 @@ class Downloader:
                     f"{record.task}, the plan has {ticket.id} there: the pool's plan was changed; "
                     "build into another folder"
                 )
-            return dict(disk.to_plain(record))
+            return record
         pairs, retried = rows.read()
         counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
@@ -113,8 +114,7 @@ class Downloader:
                     raise group.exceptions[0] from group
                 finally:
                     work.cancel()  # where this thread was interrupted
-                committed = writer.commit(len(pairs), manners=self.manners, replace=self.replace)
-                return dict(disk.to_plain(committed))
+                return writer.commit(len(pairs), manners=self.manners, replace=self.replace)
         finally:
             del self._report.tickets[ticket.id]
 

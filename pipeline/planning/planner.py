@@ -292,13 +292,13 @@ def sort_pairs(job: PlanJob) -> Work:
     """Factory: rows of the parts become a run."""
     schema = job.run_schema
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         block: Block = ticket.payload
         tables = [schema.empty_table()]
         for part, start, stop in block.ranges:
             path = job.out.layout.pairs_part(part)
             tables += _pairs_between(path, part, start, stop, schema)
-        return {"rows": _write(job, block.number, tables)}
+        _write(job, block.number, tables)
 
     return work
 
@@ -328,7 +328,7 @@ def sort_retries(job: PlanJob) -> Work:
     """
     schema, pool, rounds = job.run_schema, job.out.pool, job.rounds
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         unit: ShardUnit = ticket.payload
         shards = unit.shards
         done = retried_keys(rounds, shards[0], shards[-1])
@@ -341,7 +341,7 @@ def sort_retries(job: PlanJob) -> Work:
                 texts = pa.array([f"{key:09d}" for key in wanted.tolist()], pa.string())
                 rows = rows.set_column(rows.schema.get_field_index("retry_of"), "retry_of", texts)
                 tables.append(rows.select(schema.names).cast(schema))
-        return {"rows": _write(job, unit.number, tables)}
+        _write(job, unit.number, tables)
 
     return work
 
@@ -364,8 +364,8 @@ def retried_keys(rounds: Sequence[Round], first: int, last: int) -> Integers:
     return np.unique(np.concatenate(keys))
 
 
-def _write(job: PlanJob, number: int, tables: list[pa.Table]) -> int:
-    """Leave the rows of some tables; their number. The list is emptied."""
+def _write(job: PlanJob, number: int, tables: list[pa.Table]) -> None:
+    """Leave the rows of some tables. The list is emptied."""
     table = pa.concat_tables(tables).combine_chunks()
     tables.clear()
     batches = table.select(["url", "uid"]).to_batches()
@@ -380,7 +380,6 @@ def _write(job: PlanJob, number: int, tables: list[pa.Table]) -> int:
     rows = np.bincount(groups.astype(np.int64), minlength=count).tolist()
     table = table.append_column(ORDER, pa.array(keys))
     job.exchange.write(number, table, places, group_rows=rows)
-    return len(groups)
 
 
 # --- slice --------------------------------------------------------------------------------------
@@ -390,10 +389,10 @@ def slice_groups(job: PlanJob) -> Work:
     """Factory: the rows of each cell in one file of the exchange, whose number is the payload."""
     starts, exchange = np.array(job.bounds[:-1], np.uint64), job.exchange
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> tuple[int, ...]:
         table = disk.read_parquet(exchange.path(ticket.payload), [PLACE])
         first_rows = np.searchsorted(table[PLACE].to_numpy(), starts)
-        return {"rows": np.diff(first_rows, append=len(table)).tolist()}
+        return tuple(np.diff(first_rows, append=len(table)).tolist())
 
     return work
 
@@ -414,7 +413,7 @@ def merge_runs(job: PlanJob) -> Work:
     schema = pa.schema([*job.run_schema, (ORDER, pa.uint64()), (PLACE, pa.uint64())])
     bounds, exchange = job.bounds, job.exchange
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         file: FilePart = ticket.payload
         tables = [schema.empty_table()]
         for table in exchange.tables(bounds[file.first_cell], bounds[file.end_cell]):
@@ -429,7 +428,6 @@ def merge_runs(job: PlanJob) -> Work:
         shards = (rows.take(order.slice(start, end - start)) for start, end in pairwise(ends))
         with _shards_file(job, file, shards) as (staged, path):
             exchange.out.publish_new(staged, path)
-        return {}
 
     return work
 
@@ -710,11 +708,17 @@ def _steps(
     if len(job.bounds) > len(group_rows) + 1:
         cell_rows = np.zeros(len(job.bounds) - 1, np.int64)
 
-        def add(_: str, result: dict[str, Any]) -> None:
-            np.add(cell_rows, result["rows"], out=cell_rows)
+        def add(_: str, rows: tuple[int, ...]) -> None:
+            np.add(cell_rows, rows, out=cell_rows)
 
-        every = np.ones(job.runs, np.bool_)
-        yield Step(name="plan: slice", work=slice_groups, job=job, lacks=every, on_done=add)
+        yield Step(
+            name="plan: slice",
+            work=slice_groups,
+            job=job,
+            lacks=np.ones(job.runs, np.bool_),
+            result=tuple[int, ...],
+            on_done=add,
+        )
     groups, sizes = shard_sizes(group_rows, job.recipe.fetch.rows_per_shard)
     parts = file_parts(groups, sizes, cell_rows, job.rows_per_file)
     lacks, file_of = _unmerged(job, len(parts)), parts.__getitem__

@@ -7,15 +7,16 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import REASONS
+from clipmill.manifests.layout import CommitRecord
 
 # --------------------------------------------------------------------------------------------------
-# What a ticket did, in rows and bytes, from what its worker returned.
+# What a ticket did, in rows and bytes.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,28 +45,18 @@ class Measure:
         self.reasons.update(other.reasons)
 
 
-Measurer = Callable[[Mapping[str, Any]], Measure]
-
-
-def measure_commit(result: Mapping[str, Any]) -> Measure:
-    """Of a ticket that returns the plain commit record of a shard."""
-    return Measure(
-        rows=int(result["count"]),
-        stored=int(result["successes"]),
-        bytes=int(result["tar_bytes"]),
-        reasons=Counter(result["reasons"]),
-    )
-
-
-def measure_links(result: Mapping[str, Any]) -> Measure:
-    """Of a ticket that reads a part of a source: links or rows, and the pairs among them."""
-    return Measure(rows=int(result["links"]), stored=int(result["pairs"]))
-
-
-def measure_scored(result: Mapping[str, Any]) -> Measure:
-    """Of a ticket that scores a shard: its rows, whatever the number of score sets."""
-    rows = max(result["scored"].values(), default=0)
-    return Measure(rows=rows, stored=rows)
+def measure_of(result: object) -> Measure:
+    """What a ticket did, by what its worker gave: a Measure, or the commit record of a shard. Of
+    any other result nothing is counted.
+    """
+    if isinstance(result, CommitRecord):
+        return Measure(
+            rows=result.count,
+            stored=result.successes,
+            bytes=result.tar_bytes,
+            reasons=Counter(result.reasons),
+        )
+    return result if isinstance(result, Measure) else Measure()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -220,13 +211,12 @@ class StageCounter:
         self,
         name: str,
         total: int,
-        measure: Measurer | None = None,
         *,
         number: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.total, self.number = name, total, number
-        self._measure, self._clock = measure, clock
+        self._clock = clock
         self.ask_workers: Callable[[], Iterable[Reported]] | None = None  # of an inline stage
         self._lock = threading.Lock()
         self._first = _Sample(clock())
@@ -249,21 +239,13 @@ class StageCounter:
             self._running.pop(ticket, None)
             self._in_flight.pop(ticket, None)
 
-    def ended(self, ticket: str, result: Mapping[str, Any] | None) -> None:
-        """A ticket has ended with what its worker returned, or None where it failed."""
-        measure = Measure()
-        if result is not None and self._measure is not None:
-            measure = self._measure(result)
+    def ended(self, ticket: str, measure: Measure | None) -> None:
+        """A ticket has ended: what it did, or None where it failed."""
         self.retried(ticket)
         with self._lock:
-            self._done += result is not None
-            self._failed += result is None
-            self._ended.add(measure)
-
-    @property
-    def wants_results(self) -> bool:
-        """Whether `ended` looks into results."""
-        return self._measure is not None
+            self._done += measure is not None
+            self._failed += measure is None
+            self._ended.add(measure or Measure())
 
     def reported(self, worker: str, report: str) -> None:
         """Take up a WorkerReport. Tickets that do not run any more are left out."""

@@ -22,7 +22,6 @@ from clipmill.manifests.text import printable
 from clipmill.pipeline.progress.state import (
     CommandPhase,
     CommandState,
-    Measurer,
     StageCounter,
     StageState,
 )
@@ -296,10 +295,10 @@ class View:
         self._threads: list[threading.Thread] = []
         self._is_written = self._warned = False
 
-    def begin(self, name: str, total: int, measure: Measurer | None) -> StageCounter:
+    def begin(self, name: str, total: int) -> StageCounter:
         """A stage with `total` tickets begins."""
         with self._lock:
-            counter = StageCounter(name, total, measure, number=self._count)
+            counter = StageCounter(name, total, number=self._count)
             self._count += 1
             self._running.append(counter)
         if not self._threads:
@@ -453,9 +452,7 @@ def shown_progress(pool: str | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted_stage(
-    name: str, total: int, measure: Measurer | None = None, *, brief: bool = False
-) -> Iterator[StageCounter]:
+def counted_stage(name: str, total: int, *, brief: bool = False) -> Iterator[StageCounter]:
     """Count the tickets of a stage, and show them in the view of the command, or in one of their
     own.
 
@@ -466,7 +463,7 @@ def counted_stage(
             stack.enter_context(shown_progress())
         view = _current
         assert view is not None
-        counter = view.begin(name, total, measure)
+        counter = view.begin(name, total)
         try:
             yield counter
         finally:

@@ -459,10 +459,9 @@ def make_bundles(
 def make_bundle_worker(out: PoolWriter) -> Work:
     """Factory of the stage."""
 
-    def work(ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> None:
         bundle: BundleOf = ticket.payload
         write_bundle(out, bundle.set_name, bundle.shards.tolist())
-        return {"shards": len(bundle.shards)}
 
     return work
 

@@ -28,7 +28,7 @@ from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
 from clipmill.pipeline.metadata_join import MatchCounts, TableJoin
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
-from clipmill.pipeline.progress.state import measure_scored
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.scoring.score_sets import (
     PoolSets,
     count_scores,
@@ -242,7 +242,7 @@ def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
         work=ScoreWorker,
         job=ScoreJob(out=run.out, sets=sets),
         gpus=1 if on_gpu else 0,  # inline, a filter takes the GPU that the process sees
-        measure=measure_scored,
+        result=Measure,
     )
     return dict(execute(stage, tickets, engine=run.engine).failed)
 

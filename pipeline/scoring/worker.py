@@ -32,6 +32,7 @@ from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.score_columns import commit_columns
+from clipmill.pipeline.progress.state import Measure
 
 # --------------------------------------------------------------------------------------------------
 # The stored rows of a shard in chunks with their images, decoded once for all filters.
@@ -312,7 +313,7 @@ class ScoreWorker:
             self.filters[name] = of_set.filter.instance()
             self.filters[name].filter.setup()
 
-    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+    def __call__(self, ticket: Ticket) -> Measure:
         shard = ticket.id
         table = self._table.of_shards(shard)
         record = table.commits.record(shard)
@@ -345,7 +346,8 @@ class ScoreWorker:
             if len(problems) > 1:
                 raise ValueError("; ".join(map(error_line, problems)))
             raise problems[0]
-        return {"scored": scored}
+        most = max(scored.values(), default=0)  # rows, whatever the number of sets
+        return Measure(rows=most, stored=most)
 
     def _rows(self, pool: Pool, record: CommitRecord, needs: set[str]) -> pa.Table:
         """The columns of the sidecar that filters with these needs read."""

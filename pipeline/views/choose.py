@@ -45,6 +45,7 @@ from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
 from clipmill.manifests.schema import View
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.views.rules import (
     DERIVED,
@@ -325,7 +326,7 @@ def map_units(units: int, work: Callable[[int], T], stage: str = "choose") -> It
     """
     with counted_stage(stage, units, brief=True) as counter:
         for unit, result in enumerate(_results(units, work)):
-            counter.ended(str(unit), {})
+            counter.ended(str(unit), Measure())
             yield result
 
 

@@ -14,6 +14,7 @@ import pytest
 from clipmill import ROOT
 from clipmill.manifests import telemetry
 from clipmill.manifests.telemetry import METRICS, Sample, exported
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage, shown_progress
 
 pytest.importorskip("prometheus_client")
@@ -79,7 +80,7 @@ def test_the_stages_of_a_build_are_exported(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(telemetry.VARIABLE, f"127.0.0.1:{port}")
     with shown_progress(), counted_stage("fetch", 3) as counter:
         counter.started("a")
-        counter.ended("a", {})
+        counter.ended("a", Measure())
         text = page(port)
     assert 'clipmill_stage_tasks{pool="",stage="fetch",state="done"} 1.0' in text
     assert 'clipmill_stage_tasks{pool="",stage="fetch",state="all"} 3.0' in text

@@ -8,7 +8,6 @@ from typing import Any
 
 from PIL import Image
 
-from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
@@ -48,9 +47,8 @@ def take(pool, *paths, fetch=None, **columns):
     work = adopt_tars(adoption(pool, source, **(fetch or {})))
     members = [work(ticket) for ticket in tar_tickets(source)]
     for record in members:
-        assert record["count"] == record["successes"] + sum(record["reasons"].values())
-        written = read_commit_records(str(pool))[record["shard"]]
-        assert record == disk.to_plain(written)
+        assert record.count == record.successes + sum(record.reasons.values())
+        assert record == read_commit_records(str(pool))[record.shard]
     return members
 
 

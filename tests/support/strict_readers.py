@@ -45,10 +45,10 @@ def adopted(tar: Path, pool: Path) -> tuple[int, str]:
         record = adopt_tars(adoption(pool, source))(ticket)
     except (ValueError, OSError) as error:
         return 0, str(error)
-    if record["reasons"]:
-        return record["successes"], f"rows with a reason: {record['reasons']}"
+    if record.reasons:
+        return record.successes, f"rows with a reason: {record.reasons}"
     audit = audit_pool(str(pool), verify_files=True)
-    return record["successes"], "; ".join([*audit.problems, *audit.damaged])
+    return record.successes, "; ".join([*audit.problems, *audit.damaged])
 
 
 def compare(

@@ -25,6 +25,7 @@ from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.database import stream
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.shuffle import ShardUnit
@@ -346,7 +347,7 @@ def test_columns_of_two_shards(tmp_path: Path) -> None:
     job.exchange(cross_row.VALUES).write(0, table, ids)
     work = cross_row.gather(job)
     ticket = Ticket(id="g", group="g", payload=ShardUnit(number=0, shards=(0, 1)))
-    assert work(ticket) == {"scored": {"many@1": 2}}
+    assert work(ticket) == Measure(rows=2, stored=2)
     path = PoolLayout(pool).score_part("many@1", 0)
     first = disk.read_parquet(path)
     # Rows 2 and 3 are stored and took no part: the default. Row 4 is not stored.

@@ -17,7 +17,7 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, with_extra
-from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Source
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
@@ -55,12 +55,11 @@ def img2dataset_like(folder: Path) -> tuple[Path, Members]:
 def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
     path, members = img2dataset_like(tmp_path / "data")
     before = path.read_bytes()
-    [plain] = take(tmp_path / "pool", path)
-    record = CommitRecord.from_plain(plain)
+    [record] = take(tmp_path / "pool", path)
     assert (record.tar, record.adopted) == (str(path), True)
     assert (record.count, record.successes) == (4, 2)
     assert record.reasons == {"decode_error": 1, "http_4xx": 1}
-    assert (plain["failed_to_download"], plain["failed_to_resize"]) == (1, 1)
+    assert (record.failed_to_download, record.failed_to_resize) == (1, 1)
     sha256 = hashlib.sha256(before).hexdigest()
     assert (record.tar_bytes, record.tar_sha256) == (len(before), sha256)
     by_key = rows(tmp_path / "pool")
@@ -79,8 +78,8 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     assert disk.list_names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
     pack(path, members[3:])
-    [plain] = take(tmp_path / "other", path)
-    assert plain["reasons"] == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
+    [record] = take(tmp_path / "other", path)
+    assert record.reasons == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
 
 
 def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
         "zero.jpg": "empty",
         "cut.jpg": "decode_error", "badjson.jpg": "no_caption",
     }  # fmt: skip
-    assert (record["count"], record["successes"]) == (15, 6)
+    assert (record.count, record.successes) == (15, 6)
 
 
 def test_folders_patterns_and_urls(tmp_path: Path) -> None:
@@ -204,8 +203,8 @@ def test_folders_patterns_and_urls(tmp_path: Path) -> None:
     named = found(str(tmp_path / "data/[!a]*.tar"), str(tmp_path / "data/a.tar"))
     assert named == ["b.tar", "c.tar", "a.tar"]
     [record] = take(tmp_path / "pool", "memory://adopt/*.tar")
-    tar = PoolLayout(str(tmp_path / "pool")).tar(CommitRecord.from_plain(record))
-    assert record["tar"] == tar == "memory://adopt/a.tar"
+    tar = PoolLayout(str(tmp_path / "pool")).tar(record)
+    assert record.tar == tar == "memory://adopt/a.tar"
     row = rows(tmp_path / "pool")[0]
     assert disk.read_bytes(tar, row["image_offset"], row["image_length"]) == picture()
     with pytest.raises(ValueError, match=r"there is no tar at .*none\.tar"):
@@ -345,8 +344,8 @@ def test_a_bad_json_member_costs_its_row(member: bytes, reason: str | None, tmp_
     members += [("1.jpg", picture()), ("1.json", member)]
     extra = {"label": "string", "everything": "x:json"}
     [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", members), extra_columns=extra)
-    assert record["reasons"] == ({reason: 1} if reason else {})
-    assert record["successes"] == (1 if reason else 2)
+    assert record.reasons == ({reason: 1} if reason else {})
+    assert record.successes == (1 if reason else 2)
 
 
 def test_invalid_utf8_in_the_parquet_beside_a_tar_costs_its_row(tmp_path: Path) -> None:
@@ -355,7 +354,7 @@ def test_invalid_utf8_in_the_parquet_beside_a_tar_costs_its_row(tmp_path: Path) 
     pq.write_table(table, tmp_path / "x.parquet")
     members = [("0.jpg", picture()), ("1.jpg", picture())]
     [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", members))
-    assert (record["successes"], record["reasons"]) == (1, {"encoding": 1})
+    assert (record.successes, record.reasons) == (1, {"encoding": 1})
     for row in rows(tmp_path / "pool"):
         assert row["uid"] == disk.uid_of(row["url"], row["caption"] or "")
 

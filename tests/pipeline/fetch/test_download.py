@@ -104,14 +104,14 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
     fetch = web.fetch(image_size=32, per_host=4)
     [ticket] = planned(tmp_path, urls, fetch)
     record = workers(tmp_path, fetch)(ticket)
-    assert (record["count"], record["successes"], record["task"]) == (7, 3, ticket.id)
-    assert record["reasons"] == {
+    assert (record.count, record.successes, record.task) == (7, 3, ticket.id)
+    assert record.reasons == {
         "http_4xx": 1,
         "not_an_image": 1,
         "optout_header": 1,
         "truncated": 1,
     }
-    assert (record["failed_to_download"], record["failed_to_resize"]) == (3, 1)
+    assert (record.failed_to_download, record.failed_to_resize) == (3, 1)
     rows = rows_by_url(tmp_path)
     good = rows[urls[0]]
     assert good["sha256"] == hashlib.sha256(web.picture).hexdigest()
@@ -160,7 +160,7 @@ def test_a_pool_goes_on_with_other_manners(tmp_path: Path, web: Any, workers: An
     assert planned(tmp_path, urls, second) == [one, two]
     worker = workers(tmp_path, second)
     assert worker(one) == record
-    assert worker(two)["successes"] == 4
+    assert worker(two).successes == 4
     records = read_commit_records(str(tmp_path)).values()
     manners = [record.manners or {} for record in records]
     assert [each["per_host"] for each in manners] == [2, 4]
@@ -184,9 +184,9 @@ def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
         assert web.hits["a.web.test/robots.txt"] - before == 1
     assert len(records[0]) == 3
     for one, other in zip(*records, strict=True):
-        assert (one["tar_sha256"], one["sidecar_sha256"]) == (
-            other["tar_sha256"],
-            other["sidecar_sha256"],
+        assert (one.tar_sha256, one.sidecar_sha256) == (
+            other.tar_sha256,
+            other.sidecar_sha256,
         )
 
 
@@ -196,7 +196,7 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
     url, robots = "http://a.web.test/picture/1", r'{"meta": ["\ud800", "caf\udce9"]}'
     fetch = web.fetch(image_size=32)
     [ticket] = planned(tmp_path, [url], fetch, robots=robots)
-    assert workers(tmp_path, fetch)(ticket)["successes"] == 1
+    assert workers(tmp_path, fetch)(ticket).successes == 1
     optout = json.loads(rows_by_url(tmp_path)[url]["optout"])
     assert optout["page"] == {"meta": ["\ufffd", "café"]}
 
@@ -223,8 +223,8 @@ def test_the_outcome_does_not_depend_on_the_order_of_arrival(
         pool = tmp_path / str(step)
         [ticket] = planned(pool, [f"http://h{i}.test/" for i in range(40)], fetch)
         record = workers(pool, fetch)(ticket)
-        assert (record["successes"], record["reasons"]) == (26, {"dns": 14})
-        hashes.add((record["tar_sha256"], record["sidecar_sha256"]))
+        assert (record.successes, record.reasons) == (26, {"dns": 14})
+        hashes.add((record.tar_sha256, record.sidecar_sha256))
     assert len(hashes) == 1
 
 
@@ -319,7 +319,7 @@ def test_what_breaks_under_way_commits_nothing(
         with pytest.raises(OSError, match="No space left"):
             worker(ticket)
     assert read_commit_records(str(tmp_path)) == {}
-    assert worker(ticket)["successes"] == 4, "the worker goes on"
+    assert worker(ticket).successes == 4, "the worker goes on"
 
 
 def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
@@ -357,12 +357,12 @@ def test_a_row_of_a_further_round_names_the_row_that_it_retries(
     fetch = web.fetch(image_size=32, retries=0)
     [ticket] = planned(tmp_path, urls, fetch)
     worker = workers(tmp_path, fetch)
-    assert worker(ticket)["reasons"] == {"http_5xx": 1}
+    assert worker(ticket).reasons == {"http_5xx": 1}
     failed = rows_by_url(tmp_path)[urls[0]]
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
     [task] = plans.retried(str(tmp_path), recipe, [failed["key"]])
     record = worker(plans.ticket(str(tmp_path), task))
-    assert (record["count"], record["successes"], record["retries"]) == (1, 1, 1)
+    assert (record.count, record.successes, record.retries) == (1, 1, 1)
     again = rows_by_url(tmp_path, task.shard)[urls[0]]
     assert (again["retry_of"], again["uid"]) == (failed["key"], failed["uid"])
 

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from clipmill.manifests import disk
 from clipmill.pipeline.progress.state import (
     MAX_HOSTS,
     MIN_LOST_S,
@@ -16,14 +15,12 @@ from clipmill.pipeline.progress.state import (
     Measure,
     StageCounter,
     WorkerReport,
-    measure_commit,
-    measure_links,
-    measure_scored,
+    measure_of,
 )
 from tests.support.command_states import command_state, stage_state
 from tests.support.commit_records import commit_record
 
-RESULT = {"count": 100, "successes": 80, "tar_bytes": 5_000, "reasons": {"dns": 20}}
+MEASURE = Measure(rows=100, stored=80, bytes=5_000, reasons=Counter({"dns": 20}))
 
 
 class Clock:
@@ -39,7 +36,7 @@ def clock() -> Clock:
 
 
 def counter_of(clock: Clock, total: int = 10) -> StageCounter:
-    return StageCounter("fetch", total, measure_commit, clock=clock)
+    return StageCounter("fetch", total, clock=clock)
 
 
 def run_tickets(counter: StageCounter, clock: Clock, count: int, each_s: float) -> None:
@@ -48,7 +45,7 @@ def run_tickets(counter: StageCounter, clock: Clock, count: int, each_s: float) 
         for _ in range(int(each_s)):
             clock.now += 1.0
             counter.state()
-        counter.ended(f"t{number}", RESULT)
+        counter.ended(f"t{number}", MEASURE)
 
 
 def test_rows_reasons_and_bytes_add_up(clock: Clock) -> None:
@@ -103,7 +100,7 @@ def test_rows_of_running_tickets_are_counted_once(clock: Clock) -> None:
     assert (state.rows, state.stored, state.bytes, state.reasons) == (51, 50, 500, {"dns": 1})
     assert state.left_s == pytest.approx(10.0 * (2 - 0.51) / 0.51, rel=0.01)
     assert [host.host for host in state.hosts] == ["dead.example"]
-    counter.ended("a", RESULT)
+    counter.ended("a", MEASURE)
     counter.reported("w", report.to_json())  # a report from before the end
     assert counter.state().rows == 101
     counter.retried("b")
@@ -153,14 +150,11 @@ def test_a_hundred_thousand_hosts_stay_a_small_table_that_has_the_worst() -> Non
 
 
 def test_what_each_kind_of_worker_returns() -> None:
-    plain = disk.to_plain(commit_record(7, successes=3, reasons={"dns": 2}))
-    measure = measure_commit(plain)
-    expected = Measure(rows=5, stored=3, bytes=plain["tar_bytes"], reasons=Counter({"dns": 2}))
-    assert measure == expected
-    assert measure_links({"links": 9, "pairs": 4}) == Measure(rows=9, stored=4)
-    # A row that two filters score is one row; of a resumed ticket one set may have fewer.
-    assert measure_scored({"scored": {"a@1": 3, "b@2": 2}}) == Measure(rows=3, stored=3)
-    assert measure_scored({"scored": {}}) == Measure()
+    record = commit_record(7, successes=3, reasons={"dns": 2})
+    expected = Measure(rows=5, stored=3, bytes=record.tar_bytes, reasons=Counter({"dns": 2}))
+    assert measure_of(record) == expected
+    assert measure_of(Measure(rows=9, stored=4)) == Measure(rows=9, stored=4)
+    assert measure_of(None) == Measure()
 
 
 def test_the_current_stage_is_the_one_that_runs_else_the_last_one() -> None:

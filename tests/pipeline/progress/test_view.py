@@ -60,22 +60,18 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sleeping(config: dict[str, float]) -> Work:
-    def work(ticket: Ticket) -> dict[str, int]:
+    def work(ticket: Ticket) -> Measure:
         time.sleep(config.get("sleep", 0.0))
         if ticket.id in config:
             raise ValueError("it never works")
-        return {"rows": 7}
+        return Measure(rows=7, stored=7)
 
     return work
 
 
-def seven_rows(result: object) -> Measure:
-    return Measure(rows=7, stored=7)
-
-
 def run_tickets(count: int = 4, **config: float) -> None:
     tickets = [Ticket(id=f"t{i}", group=str(i)) for i in range(count)]
-    stage = Stage(name="work", work=sleeping, job=config, measure=seven_rows, concurrency=2)
+    stage = Stage(name="work", work=sleeping, job=config, result=Measure, concurrency=2)
     execute(stage, tickets, engine="inline")
 
 
@@ -194,7 +190,7 @@ def test_brief_stages_of_one_name_are_one_entry_and_no_line(
     caplog.set_level(logging.INFO)
     view_ = View(None, LogLines())
     for _ in range(100):
-        view_.end(view_.begin("choose", 3, None), brief=True)
+        view_.end(view_.begin("choose", 3), brief=True)
     assert [stage.number for stage in view_.state().stages] == [99]
     assert caplog.messages == []
     view_.close("finished")
@@ -203,7 +199,7 @@ def test_brief_stages_of_one_name_are_one_entry_and_no_line(
 def test_stages_that_have_ended_are_bounded() -> None:
     view_ = View(None, None)
     for number in range(500):
-        view_.end(view_.begin(f"s{number}", 1, None), brief=False)
+        view_.end(view_.begin(f"s{number}", 1), brief=False)
     assert len(view_.state().stages) <= view.MAX_ENDED + 1
     view_.close("finished")
 

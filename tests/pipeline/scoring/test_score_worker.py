@@ -17,6 +17,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import PoolWriter
+from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.scoring.worker import ScoredSet, ScoreJob, ScoreWorker
 from tests.support.bundles import scores_of
@@ -124,11 +125,11 @@ def test_a_row_with_a_value_of_another_type_costs_one_value(tmp_path: Path) -> N
 def test_lists_keep_the_size_that_the_options_give_them(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     instance = instances_of([FilterSpec(name="wide", options={"width": 4})])["wide"]
-    sets = {"wide@1": ScoredSet(filter=WorkerSpec.of(instance))}
+    sets = {name: ScoredSet(filter=WorkerSpec.of(instance)) for name in ("wide@1", "wide@2")}
     worker = ScoreWorker(ScoreJob(out=PoolWriter(pool), sets=sets))
 
-    result = worker(Ticket(id="00000", group="0", payload=("wide@1",)))
-    assert result == {"scored": {"wide@1": 8}}
+    result = worker(Ticket(id="00000", group="0", payload=tuple(sets)))
+    assert result == Measure(rows=8, stored=8), "a row that two filters score is one row"
     table = disk.read_parquet(PoolLayout(pool).score_part("wide@1", 0))
     assert table.schema.field("wide").type == pa.list_(pa.float16(), 4)
     assert table["wide"].to_pylist()[4] is None
