@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from clipmill.filters.base import require
 from clipmill.filters.columns import arrow_array, unit_vectors
-from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
+from clipmill.manifests.arrays import Float32Array, Integers, Mask
+from clipmill.manifests.hashes import text_hashes
 
 BLOCK = 256  # rows of both sides of a product; all blocks have this size, the last is filled up
 MOST_CLUSTERS = 50_000  # as SemDeDup has for LAION-440M
@@ -28,12 +28,6 @@ TRAINING_ROWS = 256  # of the sample per cluster
 ITERATIONS = 20
 
 
-def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> Hashes:
-    """(rows,) a 64-bit hash of each uid."""
-    hashes = [xxhash.xxh3_64_intdigest(uid.encode()) for uid in uids.to_pylist()]
-    return np.array(hashes, np.uint64)
-
-
 def drawn(rows: pa.Table, column: str, share: float) -> pa.Table:
     """(count, hash, vector) of the rows that a hash of their uid draws for the sample.
 
@@ -41,7 +35,7 @@ def drawn(rows: pa.Table, column: str, share: float) -> pa.Table:
     """
     vectors = rows[column].combine_chunks()
     _, usable = unit_vectors(vectors)
-    hashes = uid_hashes(rows["uid"])
+    hashes = text_hashes(rows["uid"].to_pylist())
     chosen = np.flatnonzero(usable & (hashes <= np.uint64(share * (2**64 - 2**11))))
     return pa.table(
         {

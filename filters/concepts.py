@@ -31,7 +31,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from clipmill.filters.base import (
     BETWEEN_0_AND_1,
@@ -48,6 +47,7 @@ from clipmill.filters.base import (
 from clipmill.filters.columns import route_by_uid
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import FloatArray, Integers
+from clipmill.manifests.hashes import text_hashes
 
 # --------------------------------------------------------------------------------------------------
 # MetaCLIP's balancing as arithmetic: counts of entries, their probabilities, those of rows, and a
@@ -130,8 +130,8 @@ def draws(uids: Iterable[str], seed: int) -> FloatArray:
 
     The prefix makes it independent of the `sample` of a view with the same seed.
     """
-    hashes = [xxhash.xxh3_64_intdigest(f"balance:{uid}".encode(), seed) >> 11 for uid in uids]
-    numbers: FloatArray = np.array(hashes, np.uint64) / 2.0**53
+    hashes = text_hashes((f"balance:{uid}" for uid in uids), seed)
+    numbers: FloatArray = (hashes >> np.uint64(11)) / 2.0**53
     return numbers
 
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from clipmill.filters.base import Columns, PoolFilter, described
 from clipmill.filters.columns import mixed, route_by_uid
 from clipmill.manifests.arrays import FloatArray, Integers, Mask
+from clipmill.manifests.hashes import text_hashes
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +157,7 @@ def ring_times(
 
     scores: logarithms of the weights. The random numbers are hashes of uid and seed.
     """
-    hashes = [xxhash.xxh3_64_intdigest(f"soft_cap:{uid}".encode(), seed) for uid in uids]
-    state = np.array(hashes, np.uint64)
+    state = text_hashes((f"soft_cap:{uid}" for uid in uids), seed)
     times = np.empty((len(uids), most))
     elapsed = np.full(len(uids), -np.inf)
     for draw in range(most):

@@ -1,4 +1,4 @@
-"""Hashes of images: perceptual hashes, exact search of near ones, and the list of blocked ones."""
+"""Hashes of texts and of images: perceptual ones, exact search of near ones, the blocked ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from PIL import Image
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Hashes, Integers, Mask
+
+
+def text_hashes(texts: Iterable[str], seed: int = 0) -> Hashes:
+    """(texts,) the xxh3_64 of each: what draws rows, and puts them in an order."""
+    import xxhash  # the trainer starts without it
+
+    return np.fromiter((xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts), np.uint64)
+
 
 # --------------------------------------------------------------------------------------------------
 # Exact search of near hashes: all pairs of rows whose Hamming distance is at most a radius.

@@ -22,7 +22,7 @@ from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Blend
 from clipmill.study.arms import Run, all_runs
 from clipmill.study.results import Study
-from clipmill.train.data.view_rows import open_masks, shard_files
+from clipmill.train.data.view_rows import open_pool
 from clipmill.verdict.decide.blends import kept_settings
 from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats.groups import (
@@ -175,9 +175,9 @@ def _count_rows(
     folder: str, groups: Sequence[PairGroup], views: Sequence[str]
 ) -> dict[tuple[str, str], FloatArray]:
     """The rows of some views of a pool: (G + 1,) those of each group, and all."""
-    files = shard_files(folder)
+    pool = open_pool(folder)
     own = {number: group.view for number, group in enumerate(groups) if group.folder == folder}
-    masks = {view: open_masks(files, view) for view in {*own.values(), *views}}
+    masks = {view: pool.view(view) for view in {*own.values(), *views}}
     counts = {view: np.zeros(len(groups) + 1) for view in views}
     for shard in range(len(next(iter(masks.values())).shards)):
         kept = {view: mask.kept_rows(shard) for view, mask in masks.items()}

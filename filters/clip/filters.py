@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from clipmill.filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter, described
 from clipmill.filters.clip.model import ClipFilter, Embeddings, model_config
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
+from clipmill.manifests.hashes import text_hashes
 
 # --------------------------------------------------------------------------------------------------
 # Embeddings of images and captions under a CLIP, stored once for everything that reads them.
@@ -207,9 +207,7 @@ class ClipLoss(PoolFilter):
 
 def _hashes(uids: Iterable[str], seed: int, number: int) -> Hashes:
     """(rows,) independent for each number of a round."""
-    suffix = f"/{seed}/{number}"
-    values = [xxhash.xxh3_64_intdigest((uid + suffix).encode()) for uid in uids]
-    return np.array(values, np.uint64)
+    return text_hashes(f"{uid}/{seed}/{number}" for uid in uids)
 
 
 def pair_losses(

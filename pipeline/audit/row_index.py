@@ -24,6 +24,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits, in_threads
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.database import select, stream
@@ -197,9 +198,8 @@ def _entries_of_table(path: str) -> Iterator[pa.Table]:
 def _entries(commits: Commits, shard: int) -> pa.Table:
     table = Pool(commits).read(shard, ["uid", "url"])
     uids = hex_bytes(table["uid"], UID_DIGITS // 2, "uid").view(">u8")[:, 0]
-    urls = table["url"].drop_null().to_pylist()
-    hashes = [xxhash.xxh3_64_intdigest(url.encode()) for url in urls]
-    both = np.concatenate([uids.astype(np.uint64), np.array(hashes, np.uint64)])
+    urls = text_hashes(table["url"].drop_null().to_pylist())
+    both = np.concatenate([uids.astype(np.uint64), urls])
     return pa.table([both, np.full(len(both), shard, np.int32)], ENTRIES)
 
 

@@ -22,6 +22,7 @@ from clipmill.manifests.aligned import view_names
 from clipmill.manifests.arrays import Array, Bytes, Integers, Mask
 from clipmill.manifests.columns import REASONS, SIDECAR
 from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
@@ -162,8 +163,7 @@ def _sample(commits: Commits, most_rows: int) -> Integers:
     """All shards, or some with at most `most_rows` rows, and at least one."""
     if commits.totals.rows <= most_rows:
         return commits.shards
-    names = [shard_name(shard) for shard in commits.shards.tolist()]
-    hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
+    hashes = text_hashes(map(shard_name, commits.shards.tolist()))
     order = np.argsort(hashes, kind="stable")
     ends = np.cumsum(commits.column("count").to_numpy()[order])
     return np.sort(commits.shards[order[: max(1, int((ends <= most_rows).sum()))]])

@@ -20,6 +20,7 @@ from clipmill.manifests import disk, identity
 from clipmill.manifests.arrays import Hashes, Integers, Mask
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from clipmill.manifests.commits import in_threads, read_commits
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.ray_runtime import Engine
@@ -190,12 +191,12 @@ def _hash_unusual(
     hashes[rows] = by_url[indices]
     without = rows[~has_host[indices]]
     if len(without):
-        hashes[without] = uid_hashes(uids.take(pa.array(without)), 0)
+        hashes[without] = text_hashes(uids.take(pa.array(without)).to_pylist())
 
 
 def order_keys(uids: pa.Array) -> Hashes:
     """(rows,) xxh3(uid): the order of rows inside a group."""
-    return uid_hashes(uids, ORDER_SEED)
+    return text_hashes(uids.to_pylist(), ORDER_SEED)
 
 
 def row_keys(addresses: pa.Array) -> Hashes:
@@ -207,12 +208,6 @@ def row_keys(addresses: pa.Array) -> Hashes:
         number = xxhash.xxh3_64_intdigest(f"{path}#{group}".encode(), seed=ORDER_SEED)
         keys.append(number >> ROW_BITS << ROW_BITS | min(row, (1 << ROW_BITS) - 1))
     return np.array(keys, np.uint64)
-
-
-def uid_hashes(uids: pa.Array, seed: int) -> Hashes:
-    """(rows,) XXH3 (64 bits) of uids."""
-    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids.to_pylist())
-    return np.fromiter(hashes, np.uint64, len(uids))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ value: the k-th largest with k = ceil(share × number of such rows). So `clip_sc
 top(clip_score, 0.30)` keeps the best 30 % of the rows that have a score, and all rows that tie with
 the last of them.
 
-Random rows are drawn by `uid_hashes`: `sample` keeps the stored rows with a hash below share ×
-2^64, `random_like` the rows with the smallest hashes. Both depend on uid and seed alone, so with
-the same seed a smaller sample is a part of every larger one. Nothing depends on how the rows are
-divided into shards or on the number of workers.
+Random rows are drawn by the `text_hashes` of their uids: `sample` keeps the stored rows with a hash
+below share × 2^64, `random_like` the rows with the smallest hashes. Both depend on uid and seed
+alone, so with the same seed a smaller sample is a part of every larger one. Nothing depends on how
+the rows are divided into shards or on the number of workers.
 
 Rows come in parts, and units of parts are worked on in parallel. The parts are read once for all
 thresholds (see `Ranks`) and once for the masks; one part per thread is in memory.
@@ -36,11 +36,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array, Bytes, Hashes, Mask
 from clipmill.manifests.columns import MASK
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
@@ -71,12 +71,6 @@ from clipmill.pipeline.views.rules import (
 # (rows,) of one rule: 0 where it is false, TRUE or MISSING.
 Answers = Bytes
 TRUE, MISSING = 1, 2
-
-
-def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
-    """(rows,) xxh3_64 of each uid with `seed`. The one source of randomness of views."""
-    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids)
-    return np.fromiter(hashes, np.uint64, len(uids))
 
 
 def stored_rows_of(table: pa.Table) -> Mask:
@@ -233,10 +227,10 @@ class PartRows:
         return self.connection.sql(f"SELECT {columns} FROM ({rows})")
 
     def stored_hashes(self, seed: int) -> Hashes:
-        """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""
+        """(stored rows,) `text_hashes` of the uids of the stored rows, computed once per seed."""
         if seed not in self._hashes:
             uids = self.table["uid"].filter(pa.array(self.stored)).to_pylist()
-            self._hashes[seed] = uid_hashes(uids, seed)
+            self._hashes[seed] = text_hashes(uids, seed)
         return self._hashes[seed]
 
     def of_stored(self, values: Mask) -> Mask:

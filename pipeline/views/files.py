@@ -27,6 +27,7 @@ from clipmill.manifests.aligned import (
 from clipmill.manifests.arrays import Bytes, Mask
 from clipmill.manifests.columns import MASK, SIDECAR, SIDECAR_MEANINGS, shared_name, with_extra
 from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.layout import (
     NOT_STORED,
     PoolLayout,
@@ -64,7 +65,6 @@ from clipmill.pipeline.views.choose import (
     mask_of,
     sample_limit,
     stored_rows_of,
-    uid_hashes,
 )
 from clipmill.pipeline.views.rules import (
     DERIVED,
@@ -668,7 +668,7 @@ def _add_parts(
     drawn = {}
     for seed in {seed for _, seed in parts.values()}:
         drawn[seed] = np.zeros(len(uids), np.bool_)
-        drawn[seed][some] = uid_hashes(uids[some], seed) < np.uint64(sample_limit(share))
+        drawn[seed][some] = text_hashes(uids[some], seed) < np.uint64(sample_limit(share))
     for name, (whole, seed) in parts.items():
         kept, is_drawn = kept_by[whole.name], drawn[seed]
         left_out = pa.array(kept & ~is_drawn)

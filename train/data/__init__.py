@@ -7,8 +7,8 @@ Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/toke
 RUN/segments of a live run. Public names:
 
 `CaptionCoder`, `DamageCounts`, `DamagedSample`, `RunBatch`, `RunLoader`, `StageTimes`,
-`copy_tokens`, `open_masks`, `open_pool`, `token_set`, `too_many_damaged`; `Batch` and `Loader` of
-`own_loop.py`, which `import clipmill` gives
+`copy_tokens`, `open_pool`, `token_set`, `too_many_damaged`; `Batch` and `Loader` of `own_loop.py`,
+which `import clipmill` gives
 
 Invariants:
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from clipmill.manifests import disk, reader
+from clipmill.manifests.aligned import view_names
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Blend, TarStream
@@ -21,7 +22,7 @@ def read_blend(path: str) -> Blend:
     """
     layout = PoolLayout(path)
     if disk.exists(layout.shards):
-        views = list_views(path)
+        views = view_names(path)
         listed = f"; its views: {', '.join(views)}" if views else "; it has no view yet"
         raise ValueError(
             f"{path} is a pool, not a blend: "
@@ -113,7 +114,7 @@ def count_rows(blend: Blend, *, with_weights: bool = True) -> int:
                     f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is"
                     " named POOL/VIEW, like out/pool/all"
                 )
-            views = list_views(layout.root)
+            views = view_names(layout.root)
             raise ValueError(
                 f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)}"
                 f" (it has {', '.join(views) or 'none'})"
@@ -154,7 +155,7 @@ def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> li
 
 def _view_is_missing(pool: str, weight: str | None = None) -> str:
     """The message for a path that is a pool, where POOL/VIEW is wanted."""
-    views = list_views(pool)
+    views = view_names(pool)
     form, given = ("", "") if weight is None else ("=WEIGHT", f"={weight}")
     return (
         f"{pool} is a pool, and the view is missing: write POOL/VIEW{form}, like "
@@ -166,12 +167,6 @@ def is_pool(folder: str) -> bool:
     """Whether a folder is a pool, built or in the making."""
     layout = PoolLayout(folder)
     return disk.exists(layout.pool_json) or disk.exists(layout.shards)
-
-
-def list_views(pool: str) -> list[str]:
-    """Names of the views of a pool."""
-    names = disk.list_names(PoolLayout(pool).views, ".json")
-    return [name.removesuffix(".json") for name in names]
 
 
 def _pool_name(pools: dict[str, str], folder: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Array, FloatArray, Integers
 from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
-from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files
+from clipmill.manifests.commits import open_shard_files
 from clipmill.manifests.disk import to_plain
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import OpenView, Pool, choose_again
@@ -31,17 +31,8 @@ from clipmill.train.store import ByteRanges, RangeClient, ShardCache, coalesce, 
 
 def open_pool(path: str) -> Pool:
     """A pool of which two small files are read: where the files of its shards are."""
-    return Pool(shard_files(path), read_with_retries)
-
-
-def open_masks(files: ShardFiles | Commits, view: str) -> OpenView:
-    """A view of a pool. ValueError where there is none, or it is older than the shards."""
-    return Pool(files, read_with_retries).view(view)
-
-
-def shard_files(pool: str) -> ShardFiles | Commits:
-    """Where the files of a pool's shards are."""
-    return read_with_retries(lambda: open_shard_files(pool), pool)
+    files = read_with_retries(lambda: open_shard_files(path), path)
+    return Pool(files, read_with_retries)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -310,7 +301,7 @@ def open_view(
 
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
-    masks = open_masks(shard_files(pool), view)
+    masks = open_pool(pool).view(view)
     if not isinstance(tokenizer, str):
         return ViewRows(masks, tokenizer.identity, cached_shards, texts, tokenizer, columns)
     tokens = _find_tokens(PoolLayout(pool), tokenizer, masks)
@@ -324,7 +315,7 @@ def open_view(
 
 def token_set(pool: str, view: str, tokenizer: str = "clip") -> str:
     """The score set (NAME@ID) with the tokens of POOL/views/VIEW. ValueError as by `open_view`."""
-    return _find_tokens(PoolLayout(pool), tokenizer, open_masks(shard_files(pool), view))
+    return _find_tokens(PoolLayout(pool), tokenizer, open_pool(pool).view(view))
 
 
 def _find_tokens(layout: PoolLayout, tokenizer: str, masks: OpenView) -> str:

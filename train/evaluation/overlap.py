@@ -18,7 +18,6 @@ from clipmill.manifests.schema import TaskSpec
 from clipmill.train.data.view_rows import open_pool
 from clipmill.train.eval_data.images import ImageSource, image_hashes, map_images
 from clipmill.train.evaluation.tasks import read_samples
-from clipmill.train.store import read_with_retries
 from clipmill.train.transforms import decode_image
 
 # --------------------------------------------------------------------------------------------------
@@ -89,38 +88,39 @@ def find_shared_images(pools: Sequence[str], tasks: Sequence[TaskSpec]) -> Share
             identical.setdefault(sha256, []).append((task.name, file))
     images: list[SharedImage] = []
     without_phash = []
-    for pool in pools:
+    for pool in map(open_pool, pools):
         images += _identical(pool, identical)
-        if _phash_set(pool) is None:
-            without_phash.append(pool)
+        if (hashes := _phash_set(pool)) is None:
+            without_phash.append(pool.path)
         else:
-            known = {(image.task, image.file, image.key) for image in images if image.pool == pool}
-            for image in _near(pool, tasks):
+            of_pool = [image for image in images if image.pool == pool.path]
+            known = {(image.task, image.file, image.key) for image in of_pool}
+            for image in _near(pool, *hashes, tasks):
                 if (image.task, image.file, image.key) not in known:
                     images.append(image)
     return SharedImages(images=tuple(images), without_phash=tuple(without_phash))
 
 
-def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> list[SharedImage]:
+def _identical(pool: Pool, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> list[SharedImage]:
     images = []
     hashes = pa.array(list(wanted), pa.string())
-    for shard in open_pool(pool).scan(["key", "uid", "sha256"]):
+    for shard in pool.scan(["key", "uid", "sha256"]):
         stored = shard.kept_rows()
         shared = stored.filter(pc.is_in(stored["sha256"], value_set=hashes))
         for row in shared.to_pylist():
+            stored_row = {"pool": pool.path, "key": row["key"], "uid": row["uid"]}
             for task, file in wanted[row["sha256"]]:
-                image = SharedImage(task=task, file=file, pool=pool, key=row["key"], uid=row["uid"])
-                images.append(image)
+                images.append(SharedImage(task=task, file=file, **stored_row))
     return images
 
 
 # --- near duplicates -----------------------------------------------------------------------------
 
 
-def _phash_set(pool: str) -> tuple[str, str] | None:
+def _phash_set(pool: Pool) -> tuple[str, str] | None:
     """(score set, column) of a pool with the perceptual hashes of every shard: those of the filter
     `picture`, under whatever name of an instance; None where there are none."""
-    for name, document in Pool.open(pool, read_with_retries).score_sets.items():
+    for name, document in pool.score_sets.items():
         column = f"{document.name}_phash" if document.kind == "picture" else "phash"
         if column in document.columns:
             return name, column
@@ -134,13 +134,10 @@ def perceptual_hashes(images: ImageSource) -> Hashes:
     return np.array(hashes, np.int64).view(np.uint64)
 
 
-def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
-    hashes = _phash_set(pool)
-    assert hashes is not None
-    score_set, column = hashes
-    opened, images = Pool.open(pool, read_with_retries), []
-    for shard in opened.commits.names():
-        rows = opened.stored(shard, ["key", "uid", column], {column: score_set})
+def _near(pool: Pool, score_set: str, column: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
+    images = []
+    for shard in pool.commits.names():
+        rows = pool.stored(shard, ["key", "uid", column], {column: score_set})
         rows = rows.filter(pc.is_valid(rows[column]))
         stored = rows[column].to_numpy().view(np.uint64).reshape(-1, 1)
         for task in tasks:
@@ -151,7 +148,7 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
                 image = SharedImage(
                     task=task.name,
                     file=images_of_task.names[int(file)],
-                    pool=pool,
+                    pool=pool.path,
                     key=rows["key"][int(row)].as_py(),
                     uid=rows["uid"][int(row)].as_py(),
                     distance=int(distance),

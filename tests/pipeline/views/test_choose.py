@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests.columns import MASK
+from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.records import Threshold
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.views import choose as choosing
-from clipmill.pipeline.views.choose import RowBlock, map_units, uid_hashes
+from clipmill.pipeline.views.choose import RowBlock, map_units
 from tests.support.chosen import choose, view
 
 SCHEMA = pa.schema(
@@ -215,7 +216,7 @@ def test_a_random_view_is_as_large_and_depends_on_uids_alone() -> None:
     )
     long = view("long", ("words", "words = 2"))
     alike = view("alike", Rule(name="random", random_like="long", seed=7))
-    hashes = uid_hashes(rows["uid"].to_pylist(), 7).tolist()
+    hashes = text_hashes(rows["uid"].to_pylist(), 7).tolist()
     assert hashes[3] == xxhash.xxh3_64_intdigest(rows["uid"][3].as_py().encode(), 7)
     expected = set(sorted((i for i in range(count) if i % 10), key=lambda i: hashes[i])[:90])
     order = np.random.default_rng(0).permutation(count)
@@ -250,7 +251,7 @@ def sampled(rows: pa.Table, share: float, seed: int = 0) -> set[int]:
 
 def test_a_sample_is_the_rows_with_a_hash_below_its_share() -> None:
     rows = table(words=list(range(2000)))
-    hashes = uid_hashes(rows["uid"].to_pylist(), 7).tolist()
+    hashes = text_hashes(rows["uid"].to_pylist(), 7).tolist()
     expected = {i for i, value in enumerate(hashes) if value < 2**64 * 3 // 10}
     assert sampled(rows, 0.3, 7) == expected
     assert sampled(rows, 0.1, 7) < expected
