@@ -498,7 +498,7 @@ class Requests:
         try:
             response = await self._session.get(target, allow_redirects=False, headers=headers)
         except BaseException as error:
-            if not _is_of_host(error):
+            if _is_of_network(error, _exchange.get()):
                 self.outage.failed(str(target.raw_host))
             raise
         self.outage.answered(str(target.raw_host), target.port or 0)
@@ -602,16 +602,14 @@ async def _up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:
 # --- reasons ---------------------------------------------------------------------------------
 
 
-def _is_of_host(error: BaseException) -> bool:
-    """Whether an error tells of a host, or of its name, and not of the network on the way."""
-    cause = getattr(error, "os_error", error)
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return isinstance(cause, Refused) or getattr(cause, "errno", None) in UNKNOWN
-    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError, Refused)):
+def _is_of_network(error: BaseException, exchange: _Exchange) -> bool:
+    """Whether an error may tell of the network on the way, and not of a host or of its name."""
+    if not isinstance(error, Exception):  # the row's time is up
         return True
-    return not isinstance(
-        error, (aiohttp.ClientConnectionError, asyncio.CancelledError, TimeoutError, OSError)
-    )
+    reason = _failure(error, exchange).reason
+    if reason == "dns":
+        return getattr(getattr(error, "os_error", error), "errno", None) not in UNKNOWN
+    return reason in ("connect", "reset")
 
 
 def _failure(error: Exception, exchange: _Exchange) -> Answer:
