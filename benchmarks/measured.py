@@ -264,12 +264,19 @@ def _loaders() -> Iterable[str]:
     return loop_table.loop_table().splitlines()
 
 
+def _remote() -> Iterable[str]:
+    from benchmarks.reading import remote_loops
+
+    return remote_loops.table_lines(read("remote_loops"))
+
+
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "stages": lambda: page.stage_lines(RESULTS / "bench"),
     "gpu": lambda: page.gpu_lines(RESULTS / "bench"),
     "growth": lambda: page.growth_lines(RESULTS / "bench"),
     "sizes": _sizes,
     "loaders": _loaders,
+    "remote": _remote,
     "bars": lambda: document.bar_lines(read("scale")),
     "projection": lambda: document.projection_lines(read("scale")),
     "whole": _whole,

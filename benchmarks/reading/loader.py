@@ -246,15 +246,15 @@ def timed_waits() -> list[float]:
 
 
 @contextlib.contextmanager
-def late_store(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which s3:// is a store over a folder that answers after WAIT_MS."""
+def late_store(folder: Path, wait_ms: int = WAIT_MS) -> Iterator[dict[str, str]]:
+    """The environment in which s3:// is a store over a folder that answers after a wait."""
     program = [
         sys.executable,
         str(ROOT / "benchmarks/reading/store_server.py"),
         "--folder",
         str(folder),
     ]
-    command = [*program, "--wait-ms", str(WAIT_MS)]
+    command = [*program, "--wait-ms", str(wait_ms)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

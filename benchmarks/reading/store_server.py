@@ -72,6 +72,8 @@ class StoreServer:
         if "list-type" in query:
             return 200, {"Content-Type": "application/xml"}, self._list(name, query)
         path = self._folder / name
+        if "/" not in name and path.is_dir():  # the head of a bucket
+            return 200, {}, b""
         if not path.is_file():
             return 404, {"Content-Type": "application/xml"}, _error("NoSuchKey")
         size = path.stat().st_size

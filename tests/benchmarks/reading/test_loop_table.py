@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reading import loop_table
+from benchmarks.reading import loop_table, remote_loops
 
 
 def turns(*rates: float) -> list[dict[str, float]]:
@@ -41,4 +41,27 @@ def test_the_best_turn_counts_and_a_missing_loader_says_why(
         "",
         "2026-11-29, 4,600 samples, turns: 2, 2 cores "
         "([results](../benchmarks/results/foreign_loops.json))",
+    ]
+
+
+def test_remote_passes_are_ordered_by_their_best_cold_turn() -> None:
+    def passes(*rates: float) -> dict[str, Any]:
+        turns = [{"samples_per_s": rate, "first_s": 100 / rate} for rate in rates]
+        return {"cold": turns, "warm": [{"samples_per_s": 2000.0, "first_s": 0.5}]}
+
+    loaders = {
+        "clipmill": {"title": "ours", "turns": passes(300, 250)},
+        "gone": {"title": "gone", "version": None, "turns": None, "missing": "no wheel"},
+        "slow": {"title": "slow", "version": "1.2", "turns": passes(100)},
+        "fast": {"title": "fast", "version": "3", "turns": passes(200, 400)},
+    }
+    origin = {"date": "2026-11-29", "samples": 4600, "turns": 2, "machine": "2 cores"}
+    assert list(remote_loops.table_lines({"loaders": loaders, **origin}))[2:] == [
+        "| ours | 300 | 2,000 | 0.3 | 0.5 |",
+        "| fast 3 | 400 | 2,000 | 0.2 | 0.5 |",
+        "| slow 1.2 | 100 | 2,000 | 1.0 | 0.5 |",
+        "| gone | not measured: no wheel |  |  |  |",
+        "",
+        "2026-11-29, 4,600 samples, turns: 2, 2 cores "
+        "([results](../benchmarks/results/remote_loops.json))",
     ]
