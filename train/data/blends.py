@@ -103,24 +103,30 @@ def count_rows(blend: Blend, *, with_weights: bool = True) -> int:
     for name in blend.views:
         pool, _, view = name.partition("/")
         layout = PoolLayout(blend.pools[pool])
-        if not disk.exists(layout.root):
-            raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
-        if not disk.exists(layout.view_json(view)):
-            if is_pool(disk.join(layout.root, view)):
-                weight = f"{blend.views[name]:g}" if with_weights else None
-                raise ValueError(_view_is_missing(disk.join(layout.root, view), weight))
-            if not is_pool(layout.root):
-                raise ValueError(
-                    f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is"
-                    " named POOL/VIEW, like out/pool/all"
-                )
-            views = view_names(layout.root)
-            raise ValueError(
-                f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)}"
-                f" (it has {', '.join(views) or 'none'})"
-            )
-        rows += read_document(layout.view_json(view), ViewDocument).kept
+        try:  # asked for at once: a far store answers late, and a view is missing seldom
+            rows += read_document(layout.view_json(view), ViewDocument).kept
+        except (FileNotFoundError, NotADirectoryError):
+            weight = f"{blend.views[name]:g}" if with_weights else None
+            raise ValueError(_why_no_view(pool, layout, view, weight)) from None
     return rows
+
+
+def _why_no_view(pool: str, layout: PoolLayout, view: str, weight: str | None) -> str:
+    """What is wrong with POOL/VIEW, whose document is not there."""
+    if not disk.exists(layout.root):
+        return f"pool {pool!r} of the blend does not exist: {layout.root}"
+    if is_pool(disk.join(layout.root, view)):
+        return _view_is_missing(disk.join(layout.root, view), weight)
+    if not is_pool(layout.root):
+        return (
+            f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is named "
+            "POOL/VIEW, like out/pool/all"
+        )
+    views = view_names(layout.root)
+    return (
+        f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)} (it has "
+        f"{', '.join(views) or 'none'})"
+    )
 
 
 def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> list[str]:
