@@ -7,7 +7,7 @@ The photographs of foreign_loops.py, stored as each loader wants them, behind a 
 whose every read waits 30 ms. A program takes one shuffled pass of batches of 256 with the same
 kernels and two threads or two worker processes, whichever the loader has: first with an empty cache
 on its disk, then in a new process with the cache that the first left. A figure is samples a second
-of wall, from the making of the loader to its last batch; the best of the turns counts.
+of wall, from the import of the loader's package to its last batch; the best of the turns counts.
 """
 
 from __future__ import annotations
@@ -110,11 +110,12 @@ LOOPS: dict[str, Callable[[str, Path], Iterable[Any]]] = {
 
 
 def measure(name: str, url: str, cache: Path) -> Result:
-    """Samples, and seconds of wall from the making of the loader to the last batch."""
+    """Samples, and seconds of wall from the import of the loader's package, torch's is done, to the
+    last batch: clipmill's libraries are imported when they are needed first, others' at once.
+    """
     import torch
 
     torch.set_num_threads(1)
-    __import__(name)
     started = time.perf_counter()
     first_s, samples = 0.0, 0
     for _, captions in LOOPS[name](url, cache):
