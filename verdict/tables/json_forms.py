@@ -29,6 +29,7 @@ Path = tuple[str, ...]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
 SETTINGS = {"config", "params", "best_params", "args", "hparams", "hyperparameters", "settings"}
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
+FALLS_OF = 200  # values of a list at most that tell whether it falls: their pairs are looked at
 SCALAR_FORM = "TensorBoard's scalar"
 SCALARS = ("Wall time", "Step", "Value")  # of TensorBoard
 PER_SAMPLE = {"per_sample", "correct"}
@@ -256,6 +257,7 @@ def _is_training(lists: Lists) -> bool:
 
 def _falls(values: Sequence[float]) -> bool:
     """Whether numbers fall: each below the one before, of many of them most pairs."""
+    values = values[:: -(-len(values) // FALLS_OF)]
     pairs = [(one, two) for n, one in enumerate(values) for two in values[n + 1 :]]
     falling = sum(two < one for one, two in pairs)
     return len(values) > 3 and falling >= len(pairs) * (0.8 if len(values) > 7 else 1)

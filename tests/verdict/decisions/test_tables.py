@@ -218,6 +218,14 @@ def test_the_last_value_of_each_run_of_a_chart_that_was_exported(tmp_path: Path)
     assert values(results) == {("raw", 1, "val/acc"): 0.3, ("clip30", 2, "val/acc"): 0.2}
 
 
+def test_the_lists_of_a_long_training_are_its_steps(tmp_path: Path) -> None:
+    """No pair of all 10,000 steps is compared."""
+    falling = np.geomspace(2, 0.1, 10_000).tolist()
+    lists = {"train_loss": falling, "val_loss": falling, "val_accuracy": [0.5, 0.6] * 5_000}
+    results = read(tmp_path, json.dumps({"base": lists, "wide": lists}), "history.json")
+    assert [row.arm for row in rows_of(results) if row.task == "val_accuracy"] == ["base", "wide"]
+
+
 def test_a_folder_of_clip_benchmarks_files_has_an_arm_for_each_model(tmp_path: Path) -> None:
     for model in ("a", "b"):
         for task in ("cars", "pets"):
