@@ -438,13 +438,15 @@ def write_images(source: Path, folder: Path) -> None:
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
-def run_child(python: str, words: Sequence[str], **variables: str) -> Result:
-    """This program in a process of its own: the last line of its output, and how long its first
-    batch took."""
+def run_child(
+    python: str, words: Sequence[str], program: str = __file__, **variables: str
+) -> Result:
+    """A program of loaders in a process of its own: the last line of its output, and how long its
+    first batch took."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     started = time.time()
-    command = [python, __file__, *words]
+    command = [python, program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr[-2000:]}")
@@ -533,17 +535,40 @@ def run(images: Path, work: Path, turns: int, names: Sequence[str]) -> Result:
     }  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parser_of(description: str | None, loops: Iterable[str]) -> argparse.ArgumentParser:
+    """The options of a program that measures some loaders."""
     from benchmarks.photographs import folder_option
 
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=folder_option, metavar="FOLDER", help="photographs, JPEG")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--loaders", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--loaders", nargs="+", choices=[*loops], default=[*loops])
     parser.add_argument("--out", metavar="FILE", help="write the figures here, as JSON")
     parser.add_argument("--data", type=Path, help="keep the data here, and use what is there")
+    return parser
+
+
+def run_to_file(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    run: Callable[[Path, Path, int, Sequence[str]], Result],
+) -> int:
+    """Measure, with these options, and write the figures."""
+    if not args.images:
+        parser.error("--images is missing: a folder of photographs")
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(args.images, args.data or Path(folder), args.turns, args.loaders)
+    if args.out:
+        from clipmill.manifests import disk
+
+        disk.write_json(args.out, result)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = parser_of(__doc__, LOOPS)
     of_child = parser.add_argument_group("what a process of a loader does")
     of_child.add_argument("--loop", choices=LOOPS)
     of_child.add_argument("--convert", choices=LOOPS)
@@ -564,15 +589,7 @@ def main(arguments: list[str] | None = None) -> int:
                 result = {}
         print(json.dumps(result))
         return 0
-    if not args.images:
-        parser.error("--images is missing: a folder of photographs")
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(args.images, args.data or Path(folder), args.turns, args.loaders)
-    if args.out:
-        from clipmill.manifests import disk
-
-        disk.write_json(args.out, result)
-    return 0
+    return run_to_file(parser, args, run)
 
 
 if __name__ == "__main__":

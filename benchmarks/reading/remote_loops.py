@@ -12,15 +12,12 @@ of wall, from the import of the loader's package to its last batch; the best of 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -33,12 +30,11 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from benchmarks.reading import foreign_loops
-from benchmarks.reading.foreign_loops import BATCH, SIZE, Result
+from benchmarks.reading.foreign_loops import BATCH, SIZE, Result, parser_of, run_child, run_to_file
 
 WAIT_MS = 30  # of each read
 BUCKET = "pools"
 AT_ONCE = 2  # threads or processes of a loader
-CONVERTED = ("streaming", "litdata")
 STATES = ("cold", "warm")
 
 
@@ -142,9 +138,8 @@ def run(images: Path, work: Path, turns: int, names: Sequence[str]) -> Result:
     pythons = {"clipmill": sys.executable}
     pythons |= {name: each.python for name, each in environments.items() if each.python}
     store = work / "store"
-    store.mkdir(exist_ok=True)
-    convert = {name: python for name, python in pythons.items() if name in CONVERTED}
-    rows = foreign_loops.prepare(images, store / BUCKET, convert)
+    store.mkdir(parents=True, exist_ok=True)
+    rows = foreign_loops.prepare(images, store / BUCKET, pythons)
     shards = len(list((store / BUCKET / "pool/shards").glob("*.tar")))
     measured: dict[str, dict[str, list[Result]]] = {name: {} for name in pythons}
     with late_store(store, WAIT_MS) as variables:
@@ -157,7 +152,7 @@ def run(images: Path, work: Path, turns: int, names: Sequence[str]) -> Result:
                 cache.mkdir(parents=True)
                 for state in STATES:
                     words = ["--loop", name, "--url", url, "--cache", str(cache)]
-                    result = run_child(python, words, variables)
+                    result = run_child(python, words, __file__, **variables)
                     measured[name].setdefault(state, []).append(result)
                     print(f"{name} {state}: {result['samples_per_s']:.0f}", flush=True)
     loaders: dict[str, Result] = {}
@@ -172,19 +167,6 @@ def run(images: Path, work: Path, turns: int, names: Sequence[str]) -> Result:
         "at_once": AT_ONCE, "turns": turns, "machine": machine,
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
-
-
-def run_child(python: str, words: Sequence[str], variables: dict[str, str]) -> Result:
-    """This program in a process of its own: the last line of its output."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    environment |= {"TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [python, __file__, *words], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr[-2000:]}")
-    result: Result = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def table_lines(document: Result) -> Iterable[str]:
@@ -211,16 +193,7 @@ def table_lines(document: Result) -> Iterable[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from benchmarks.photographs import folder_option
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=folder_option, metavar="FOLDER", help="photographs, JPEG")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--loaders", nargs="+", choices=LOOPS, default=list(LOOPS))
-    parser.add_argument("--out", metavar="FILE", help="write the figures here, as JSON")
-    parser.add_argument("--data", type=Path, help="keep the data here, and use what is there")
+    parser = parser_of(__doc__, LOOPS)
     of_child = parser.add_argument_group("what a process of a loader does")
     of_child.add_argument("--loop", choices=LOOPS)
     of_child.add_argument("--url")
@@ -231,15 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
             result = measure(args.loop, args.url, args.cache)
         print(json.dumps(result))
         return 0
-    if not args.images:
-        parser.error("--images is missing: a folder of photographs")
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(args.images, args.data or Path(folder), args.turns, args.loaders)
-    if args.out:
-        from clipmill.manifests import disk
-
-        disk.write_json(args.out, result)
-    return 0
+    return run_to_file(parser, args, run)
 
 
 if __name__ == "__main__":
