@@ -455,13 +455,14 @@ def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDoc
     ValueError where there is none; and where the pool's fingerprint is another one than the view's,
     with `remedy`: what to do then. The shards of a frozen view must be there as they were.
     """
-    names = view_names(pool)
-    if view not in names:
+    try:  # asked for at once: a view is missing seldom, and a far store answers late
+        document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+    except (FileNotFoundError, NotADirectoryError, disk.NotRegular):
+        names = view_names(pool)
         suggestion = disk.did_you_mean(view, names)
         raise ValueError(
             f"{pool} has no view {view!r}{suggestion}; it has {', '.join(names) or 'none'}"
-        )
-    document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+        ) from None
     if document.fingerprint == fingerprint:
         return document
     if document.frozen:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import (
     AlignedFiles,
+    Bundle,
     current_view,
     own_shards,
     view_names,
@@ -454,6 +456,10 @@ class OpenView:
             return True
         return Pool(self.commits, self.table._reader).covers(scores)
 
+    def bundle(self, shard: int | str) -> Bundle:
+        """The file with the masks of a shard, opened once."""
+        return self._masks.bundle(shard)
+
     def mask(
         self,
         shard: int | str,
@@ -550,7 +556,9 @@ def score_set_names(pool: str) -> list[str]:
 def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
     """The documents of all complete score sets, by name. ValueError for a damaged one."""
     layout = PoolLayout(pool)
-    return {
-        name: read_document(layout.score_set_json(name), ScoreSetDocument)
-        for name in score_set_names(pool)
-    }
+    sets = {}
+    for name in disk.list_names(layout.scores):
+        if "@" in name:
+            with suppress(FileNotFoundError, NotADirectoryError):  # it is not complete
+                sets[name] = read_document(layout.score_set_json(name), ScoreSetDocument)
+    return sets

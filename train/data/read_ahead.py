@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -199,9 +199,10 @@ class _PartImages:
         return part.read(offset - self._start, length)
 
 
-def cache_fits(cache: PartCache, run: RunRows, lanes: int, window: int) -> bool:
-    """Whether a cache has room for the shards that `lanes` lanes draw from at a time; a warning
-    where it has not: parts would be removed before they are used, and fetched again and again.
+def fitting_cache(cache: PartCache, run: RunRows, lanes: int, window: int) -> PartCache | None:
+    """A cache that has room for the shards that `lanes` lanes draw from at a time; None and a
+    warning where it has not: parts would be removed before they are used, and fetched again and
+    again. Reads the columns of a shard of each view.
     """
     need = 0
     for reader in run.readers:
@@ -210,14 +211,15 @@ def cache_fits(cache: PartCache, run: RunRows, lanes: int, window: int) -> bool:
             shards = min(2 * lanes * window, int((reader.shard_rows > 0).sum()))
             first = reader.shard(int(np.argmax(reader.shard_rows > 0)))
             need += shards * int(first.parts.ranges.length.sum())
-    if need > cache.limit:
-        logger.warning(
-            "the views need about %.3g GB of read_cache and have %.3g GB: images are read without "
-            "it; raise read_cache_gb",
-            need / 1e9,
-            cache.limit / 1e9,
-        )
-    return need <= cache.limit
+    if need <= cache.limit:
+        return cache
+    logger.warning(
+        "the views need about %.3g GB of read_cache and have %.3g GB: images are read without "
+        "it; raise read_cache_gb",
+        need / 1e9,
+        cache.limit / 1e9,
+    )
+    return None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,15 +242,16 @@ class ReadAhead:
         run: RunRows,
         steps: range,
         most_shards: int,
-        cache: PartCache | None = None,
+        open_cache: Callable[[], PartCache | None] | None = None,
         group_steps: int = GROUP_STEPS,
         times: StageTimes | None = None,
     ) -> None:
-        """most_shards: whose columns are asked for ahead. cache: a folder for parts of remote tars.
-        group_steps: most steps that are read together. times: where the time of the reads is added
-        up."""
+        """most_shards: whose columns are asked for ahead. open_cache: gives a folder for parts of
+        remote tars, when the columns of the first steps are on their way. group_steps: most steps
+        that are read together. times: where the time of the reads is added up."""
         self._group_steps, self._times = group_steps, times
-        self._cache, self._most_shards = cache, most_shards
+        self._open_cache, self._most_shards = open_cache, most_shards
+        self._cache: PartCache | None = None
         self._run = run
         self._steps = iter(steps)
         self._changed = threading.Condition()
@@ -323,6 +326,8 @@ class ReadAhead:
                 asked.append(self._ask_columns(step))
             if not asked:
                 return
+            if self._open_cache is not None:
+                self._cache, self._open_cache = self._open_cache(), None
             group = self._next_group(asked, most)
             if not self._wait_for_room(group):
                 return
@@ -340,8 +345,10 @@ class ReadAhead:
         for key in reads.shards:
             if key not in self._shards:
                 source, shard = key
-                submit = self._column_threads.submit
-                self._shards[key] = submit(self._run.readers[source].shard, shard)
+                reader, submit = self._run.readers[source], self._column_threads.submit
+                for open_file in reader.files_of(shard):
+                    submit(open_file)  # an error comes again with the shard
+                self._shards[key] = submit(reader.shard, shard)
         return reads
 
     def _next_group(self, asked: deque[StepReads], most: int) -> _Group:

@@ -22,7 +22,13 @@ from clipmill.manifests.schema import Blend, DrawsFrom
 from clipmill.train.config import TrainConfig
 from clipmill.train.data import live_rows
 from clipmill.train.data.damage import StageTimes
-from clipmill.train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, StepReads, cache_fits
+from clipmill.train.data.read_ahead import (
+    GROUP_STEPS,
+    ReadAhead,
+    RunRows,
+    StepReads,
+    fitting_cache,
+)
 from clipmill.train.data.tar_streams import StreamOrder, TarStep, TarSteps, check_tars, expand
 from clipmill.train.data.view_rows import (
     CaptionCoder,
@@ -134,10 +140,11 @@ class Views(_Route):
         cache = self._cache
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         lanes = math.ceil(config.lanes * min(1.0, local_ranks / world))  # of this machine
-        if cache is not None and not cache_fits(cache, self._run, lanes, config.window):
-            cache = None
+        open_cache = None
+        if cache is not None:
+            open_cache = functools.partial(fitting_cache, cache, self._run, lanes, config.window)
         most = _shards_ahead(self._request) * len(self.views)
-        return ReadAhead(self._run, numbers, most, cache, GROUP_STEPS, self._request.times)
+        return ReadAhead(self._run, numbers, most, open_cache, GROUP_STEPS, self._request.times)
 
     def check_repeats(self, steps: int) -> None:
         """As in `_Route`."""

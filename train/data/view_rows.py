@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -162,6 +162,11 @@ class RowReader:
         """Whether its pool lies in a store. Adopted tars may, whatever this says."""
         return disk.is_url(self.pool)
 
+    def files_of(self, number: int) -> Iterable[Callable[[], object]]:
+        """What opens the files that a shard shares with others: asked for beside its own, they
+        answer while it is read."""
+        return ()
+
     def read_image(self, rows: ShardRows, row: int) -> bytes:
         """The stored bytes of the image of kept row `row` of a shard.
 
@@ -213,6 +218,14 @@ class ViewRows(RowReader):
         self._texts = [name for name in texts if name != CAPTION]
         self._own, self._columns = own, tuple(columns)
         self._tokenizer = (own or CaptionTokenizer()) if self._texts else None
+
+    def files_of(self, number: int) -> Iterable[Callable[[], object]]:
+        """As in `RowReader`, of a store: its masks and its tokens."""
+        if self.is_remote:
+            shard = int(self.shards[number])
+            yield functools.partial(self.masks.bundle, shard)
+            if self._own is None:
+                yield functools.partial(self.masks.table.scores(self.token_set).bundle, shard)
 
     def _read_shard(self, number: int) -> ShardRows:
         shard = shard_name(int(self.shards[number]))
