@@ -6,15 +6,18 @@ Ray is imported only when a connection is needed, so that everything else works 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib.util
 import json
 import logging
 import os
+import random
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +32,11 @@ OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of 
 
 # Of an embedded Ray: on a busy machine its processes wait for each other in vain
 START_TRIES = 3
-RAYLET_WAIT_S = 120  # for its agents; a raylet whose wait ends before aborts
+RAYLET_WAIT_S = 120  # of a raylet for its agents, and of the driver for it
+# A raylet waits 15 s, whatever is set, for ports that its agents choose themselves, and aborts; it
+# does not wait for those that it is given. Ray's workers take ports below these, connections the
+# ones above.
+GIVEN_PORTS = range(20000, 32768)
 
 # The address of a Ray that one command embeds and those that it starts join
 ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
@@ -88,8 +95,8 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
         # in /tmp: the path of a socket has at most 107 characters
         folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
         try:
-            with _without_sighup():
-                ray.init(**settings, _temp_dir=folder)
+            with _without_sighup(), _given_ports(ray) as export_port:
+                ray.init(**settings, _temp_dir=folder, _metrics_export_port=export_port)
         except Exception as error:  # Ray has no class for it
             _remove_failed(ray, folder)
             message = " ".join(str(error).split())
@@ -136,6 +143,45 @@ def _without_sighup() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _given_ports(ray: Any) -> Iterator[int]:
+    """The Ray that the block starts gives its agents ports. `ray.init` has no options for them, but
+    for the port of the metrics, which this gives to its caller.
+    """
+    parameter, services = ray._private.parameter, ray._private.services
+    new_parameters, start_process = parameter.RayParams, services.start_ray_process
+    export_port, metrics_port, environment_port, listen_port = free_ports(4)
+
+    def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
+        if process_type == "raylet":  # Ray tells this port to the agent alone
+            command = [*command, f"--dashboard_agent_listen_port={listen_port}"]
+        return start_process(command, process_type, *args, **options)
+
+    parameter.RayParams = functools.partial(
+        new_parameters,
+        metrics_agent_port=metrics_port,
+        runtime_env_agent_port=environment_port,
+        dashboard_agent_listen_port=listen_port,
+    )
+    services.start_ray_process = start
+    try:
+        yield export_port
+    finally:
+        parameter.RayParams, services.start_ray_process = new_parameters, start_process
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of GIVEN_PORTS on 127.0.0.1 that nobody has now."""
+    free: list[int] = []
+    for port in random.SystemRandom().sample(GIVEN_PORTS, len(GIVEN_PORTS)):
+        with socket.socket() as probe, suppress(OSError):  # it is taken
+            probe.bind(("127.0.0.1", port))
+            free.append(port)
+        if len(free) == count:
+            break
+    return free
+
+
 def _set_environment(join_cluster: bool) -> None:
     """Variables that Ray reads when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
@@ -143,6 +189,7 @@ def _set_environment(join_cluster: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not join_cluster:
         os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_WAIT_S))
+        os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * RAYLET_WAIT_S))
         # keeps its servers on 127.0.0.1, as Ray does where a firewall asks about new servers
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 

@@ -112,6 +112,45 @@ print("done")
     assert done.stdout.strip() == "done", done.stderr
 
 
+SLOW_AGENTS = """
+import sys, time
+if "agent.py" in " ".join(sys.orig_argv):
+    time.sleep(18)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_agents_of_a_busy_machine_may_be_slower_than_a_raylet_waits_for_ports(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    code = """
+from clipmill.manifests import ray_runtime
+ray_runtime.START_TRIES = 1
+ray_runtime.connect(cpus=1)
+import ray
+assert ray.get(ray.remote(lambda: 1).remote()) == 1
+node = ray._private.worker._global_node
+ports = [node.metrics_agent_port, node.metrics_export_port]
+ports += [node.dashboard_agent_listen_port, node.runtime_env_agent_port]
+assert len(set(ports)) == 4 and set(ports) <= set(ray_runtime.GIVEN_PORTS), ports
+ray_runtime.disconnect()
+print("done")
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
 @pytest.mark.parametrize(
     ("of_job", "names"),
     [
