@@ -37,6 +37,7 @@ RAYLET_WAIT_S = 120  # of a raylet for its agents, and of the driver for it
 # does not wait for those that it is given. Ray's workers take ports below these, connections the
 # ones above.
 GIVEN_PORTS = range(20000, 32768)
+LISTEN_PORT = re.compile(r"--listen-port=([1-9]\d*)")  # in a raylet's words for an agent
 
 # The address of a Ray that one command embeds and those that it starts join
 ONE_MACHINE = "CLIPMILL_RAY_ONE_MACHINE"
@@ -95,7 +96,7 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
         # in /tmp: the path of a socket has at most 107 characters
         folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
         try:
-            with _without_sighup(), _given_ports(ray) as export_port:
+            with _without_sighup(), given_ports(ray) as export_port:
                 ray.init(**settings, _temp_dir=folder, _metrics_export_port=export_port)
         except Exception as error:  # Ray has no class for it
             _remove_failed(ray, folder)
@@ -144,17 +145,18 @@ def _without_sighup() -> Iterator[None]:
 
 
 @contextmanager
-def _given_ports(ray: Any) -> Iterator[int]:
+def given_ports(ray: Any) -> Iterator[int]:
     """The Ray that the block starts gives its agents ports. `ray.init` has no options for them, but
-    for the port of the metrics, which this gives to its caller.
+    for the port of the metrics, which this gives to its caller; `ray start` has options for all,
+    and does not tell the raylet one of them.
     """
     parameter, services = ray._private.parameter, ray._private.services
     new_parameters, start_process = parameter.RayParams, services.start_ray_process
     export_port, metrics_port, environment_port, listen_port = free_ports(4)
 
     def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
-        if process_type == "raylet":  # Ray tells this port to the agent alone
-            command = [*command, f"--dashboard_agent_listen_port={listen_port}"]
+        if process_type == "raylet" and (told := LISTEN_PORT.search(" ".join(command))):
+            command = [*command, f"--dashboard_agent_listen_port={told[1]}"]
         return start_process(command, process_type, *args, **options)
 
     parameter.RayParams = functools.partial(

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import pytest
 
+from clipmill.manifests.ray_runtime import free_ports
 from tests.support.machines import Machine, laboratory
 from tests.support.s3_server import BUCKET, PROGRAM, s3_variables
 
@@ -159,16 +160,35 @@ class Cluster:
                 process.wait(10)
 
 
+AGENT_PORTS = (
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+RAY_START = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import ray
+from ray.scripts.scripts import main
+from clipmill.manifests import ray_runtime
+with ray_runtime.given_ports(ray):
+    main()
+"""
+
+
 def start_ray(
     machine: Machine,
     words: Sequence[str],
     environment: Mapping[str, str],
     cwd: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """`ray start` in the foreground of a process, with small stores and its own folder."""
-    words = [str(BIN / "ray"), *words, f"--temp-dir={machine.folder}/ray"]
+    """`ray start` in the foreground of a process, with small stores, its own folder, and ports that
+    are given to its agents, as the product's own Ray has them.
+    """
+    words = [sys.executable, "-c", RAY_START, str(ROOT), *words, f"--temp-dir={machine.folder}/ray"]
     words += ["--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    words.append(f"--dashboard-agent-listen-port={free_port()}")
+    words += [f"--{name}={port}" for name, port in zip(AGENT_PORTS, free_ports(4), strict=True)]
     line = 'exec "$@" > "$0" 2>&1'
     command = ["sh", "-c", line, f"{machine.folder}/ray.log", *words]
     return machine.start(command, environment, cwd=cwd)

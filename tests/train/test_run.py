@@ -359,19 +359,14 @@ sys.path.insert(0, sys.argv[1])
 import os
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 import ray
-for tries in 1, 2, 3:  # as the product does: on a busy machine a Ray may not start in time
-    try:
-        ray.init(address="local", num_cpus=2, include_dashboard=False,
-                 object_store_memory=128 * 2**20, log_to_driver=False,
-                 _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2],
-                 runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
-                                           "OMP_NUM_THREADS": "1"},
-                              "py_executable": shlex.quote(sys.executable)})
-        break
-    except Exception:
-        ray.shutdown()
-        if tries == 3:
-            raise
+from clipmill.manifests import ray_runtime
+with ray_runtime.given_ports(ray) as port:  # as the product does: on a busy machine it starts too
+    ray.init(address="local", num_cpus=2, include_dashboard=False,
+             object_store_memory=128 * 2**20, log_to_driver=False,
+             _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2], _metrics_export_port=port,
+             runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
+                                       "OMP_NUM_THREADS": "1"},
+                          "py_executable": shlex.quote(sys.executable)})
 from clipmill.commands.app import main
 from clipmill.library import training
 marker, train = sys.argv[3], training.train_on_ray
