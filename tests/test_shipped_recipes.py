@@ -243,9 +243,16 @@ def kept_names(pool: str, view: str, *columns: str) -> list[tuple[Any, ...]]:
     return rows
 
 
+def with_time(recipe: Path, folder: Path) -> Path:
+    """The recipe as shipped, but that a row has the time that a busy machine takes."""
+    copy = folder / recipe.name
+    copy.write_text(re.sub(r"deadline_s: \d+", "deadline_s: 300", recipe.read_text()))
+    return copy
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_runs_to_its_views(given: None, tmp_path: Path, name: str) -> None:
-    path, pool = RECIPES / f"{name}.yaml", str(tmp_path / "pool")
+    path, pool = with_time(RECIPES / f"{name}.yaml", tmp_path), str(tmp_path / "pool")
     scale = "debug" if "debug" in reader.list_scales(path) else None
     words = [str(path), "--out", pool, "--engine", "inline"]
     assert commands.build([*words, "--scale", scale] if scale else words) == 0
