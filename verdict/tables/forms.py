@@ -46,9 +46,11 @@ from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
 LEAST_SHIFTED, MOST_SHIFTED = 5, 0.2  # rows of a table, and the share of them that lack a cell
+LEAST_LOGGED = 3  # lines of a log that have the same names
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
+MOST_YAML = 2**20  # characters of a text that is read as YAML
 MOST_CAPTION = 60  # letters of a line that names the table below it
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
 STUDY_FORM = "measurements of a study"
@@ -79,6 +81,13 @@ MARKDOWN_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*|\s*\|\s*:
 TABULAR = re.compile(
     r"\\begin\{(tabular\*?|tabularx|tabulary|longtable|array|tblr)\}(.*?)\\end\{\1\}", re.S
 )
+YAML_LINE = re.compile(r"\s*(#.*|- .*|[^\s:#{\[][^:]*:(\s.*)?)")
+# A name and a number of a log: `loss: 0.5`, `epoch 3`.
+LOGGED = re.compile(
+    r"(?<![\w.])([A-Za-z_][\w/%().-]*)\s*[:=]?\s*[-+]?\d[\d.]*(?:e[-+]?\d+)?%?(?=[\s,;|)\]]|$)"
+)
+# A number of siunitx with its uncertainty in the last digits.
+LAST_DIGITS = re.compile(r"(?<![\d.])(\d+\.(\d+))\((\d+)\)")
 UNITS = re.compile(
     r"\s*[\[(]?\s*(%|[nuµm]?s|sec|min|h|[gm]i?b|db|px|m|k|b|points?|pts|[↑↓])\s*[\])]?\s*", re.I
 )
@@ -159,8 +168,15 @@ def _frame_of_text(text: str, table: str | None, baseline: str | None) -> Frame:
     start = text.lstrip()[:1]
     if start in ("{", "["):
         try:
-            return frame_of_json(json.loads(text), table=table, baseline=baseline)
+            document = json.loads(text)
+            if isinstance(document, dict) and {"cells", "nbformat"} <= document.keys():
+                text = "\n\n".join(_texts(document["cells"])).replace("<table", "\n<table")
+                if "<table" in text or any(map(MARKDOWN_RULE.fullmatch, text.split("\n"))):
+                    return _frame_of_text(text, table, baseline)
+                raise ValueError("it is a notebook that put out no table: save the frame as CSV")
+            return frame_of_json(document, table=table, baseline=baseline)
         except json.JSONDecodeError as error:
+            _check_log(text.split("\n", HEAD)[:HEAD])
             if error.msg == "Extra data" or "\n" in text.strip():
                 read = _json_lines(text, error)
                 if read is not None:
@@ -170,6 +186,10 @@ def _frame_of_text(text: str, table: str | None, baseline: str | None) -> Frame:
                         frame.left_out["lines that are no whole JSON"] = cut
                     return frame
             raise
+    if (document := _yaml(text)) is not None:
+        frame = frame_of_json(document, table=table, baseline=baseline)
+        frame.form = frame.form.replace("JSON", "YAML")
+        return frame
     if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
     row = re.compile(r"&.*\\\\\s*(\\\w+|$)")  # of a LaTeX table without its environment
@@ -202,6 +222,43 @@ def _frame_of_text(text: str, table: str | None, baseline: str | None) -> Frame:
         return _frame_of_grids(grids, table, f"{form} table", "tables")
     frame = _frame_of_lines(text, table)
     return jmh_of_table(frame, baseline) if frame.columns.keys() >= JMH else frame
+
+
+def _texts(part: Any) -> Iterator[str]:
+    """What the cells of a notebook say in Markdown, and what they put out as HTML."""
+    if isinstance(part, dict):
+        keys = ["text/html"] + ["source"] * (part.get("cell_type") == "markdown")
+        found = (part.get(key) for key in keys)
+        yield from ("".join(map(str, each)) for each in found if isinstance(each, list | str))
+    if isinstance(part, list | dict):
+        for each in part.values() if isinstance(part, dict) else part:
+            yield from _texts(each)
+
+
+def _yaml(text: str) -> Any:
+    """The results of a document of YAML, by its first lines; None of another text, and of what
+    refers to itself, which could be of any size.
+    """
+    lines = [line for line in text.split("\n", HEAD)[:HEAD] if line.strip(" -\r")]
+    are_keys = len(lines) > 0 and all(map(YAML_LINE.fullmatch, lines))
+    if not are_keys or len(text) > MOST_YAML or ("&" in text and "*" in text):
+        return None
+    import yaml
+
+    try:
+        document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return _plain_json(document) if _are_objects(document) else None
+    values = document.values()
+    is_flat = len(values) == len(lines) and any(isinstance(each, int | float) for each in values)
+    is_nested = any(isinstance(each, dict | list) for each in values)
+    return _plain_json(document) if is_flat or is_nested else None
+
+
+def _are_objects(document: Any) -> bool:
+    return isinstance(document, list) and all(isinstance(each, dict) for each in document)
 
 
 def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:
@@ -534,6 +591,10 @@ def _latex_grids(text: str) -> list[Grid]:
     grids = []
     for found in TABULAR.finditer(text):
         body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
+        if re.search(r"\bS\s*\[|\\(num|SI|qty)\b", found[0]):
+            body = LAST_DIGITS.sub(
+                lambda one: f"{one[1]} ± {int(one[3]) / 10 ** len(one[2]):.9g}", body
+            )
         rows = []
         for line in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", body):
             line = re.sub(
@@ -641,6 +702,7 @@ def _latex_text(cell: str) -> str:
 
 def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
     """The one table of a file, the chosen one, or all of one header."""
+    whole, grids = len(grids), [part for grid in grids for part in _side_by_side(grid)]
     count = len(grids)
     grids = [
         block for grid in map(_sectioned, grids)
@@ -673,7 +735,7 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
     if [next(iter(frame.columns)) for frame in frames] == ["Tasks", "Groups"]:
         return _without_lm_eval_groups(*frames)
-    if len(frames) > 1 and not _are_one(frames):
+    if len(frames) > 1 and (count > whole or not _are_one(frames)):
         if table is not None:
             raise ValueError(f"{table!r} has {_listed(names, word, grids)}: choose one by number")
         places = [numbers[id(grid)] for grid in names]
@@ -739,6 +801,27 @@ def _stacked(frames: Sequence[Frame], grids: Sequence[Grid]) -> Frame:
     whole.notes.append(f"{what} (--table chooses one)")
     whole.tables = tuple(titles)
     return whole
+
+
+def _side_by_side(grid: Grid) -> list[Grid]:
+    """The tables that stand beside each other, parted by empty columns, with a name in common."""
+    rows = [list(row) for row in grid.rows]
+    width = max(map(len, rows), default=0)
+    filled = [any(n < len(row) and not is_empty(row[n]) for row in rows) for n in range(width)]
+    ends = [n for n in range(width + 1) if n == width or not filled[n]]
+    spans = [(a + 1, b) for a, b in itertools.pairwise([-1, *ends]) if b > a + 2]
+    parts = [[row[a:b] for row in rows] for a, b in spans]
+    names = [
+        {(n, cell) for n, row in enumerate(part) for cell in row if isinstance(cell, str) and cell}
+        for part in parts
+    ]  # fmt: skip
+    if not any(one & other for one, other in itertools.pairwise(names)):
+        return [replace(grid, rows=rows)]
+    titles = []
+    for (start, _), part in zip(spans, parts, strict=True):
+        words = {str(cell) for cell in part[0] if not is_empty(cell)}
+        titles.append(words.pop() if len(words) == 1 else f"from column {start + 1}")
+    return [replace(grid, rows=one, title=title) for one, title in zip(parts, titles, strict=True)]
 
 
 def _sectioned(grid: Grid) -> Grid:
@@ -868,6 +951,7 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
             form = "printed table" if any(RULE.fullmatch(line) for line in drawn) else "text, |"
             return _frame_of_rows(Grid(rows, ""), form)
     delimiter = _delimiter(sample)
+    _check_log(sample, is_table=delimiter is not None)
     if delimiter is None and (ruled := _ruled_grids(text.split("\n"))):
         return _frame_of_grids(ruled, table, "text in columns", "tables")
     if delimiter is None and (column := _one_column(text)):
@@ -887,6 +971,26 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
             return _frame_of_grids(grids, table, name, "tables")
         return _frame_of_rows(grids[0], name, delimiter)
     return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _check_log(lines: Sequence[str], *, is_table: bool = False) -> None:
+    """ValueError for the log of a program: several lines hold the same names, each with a number.
+    is_table: lines have columns, so that the first one must too, or they hold nothing else.
+    """
+    found = [tuple(LOGGED.findall(line)) for line in lines]
+    for own, count in Counter(names for names in found if len(names) > 1).most_common(1):
+        alike = [line for line, names in zip(lines, found, strict=True) if names == own]
+        is_open = is_table and found[0] != own
+        if is_open and any(re.search(r"\w", LOGGED.sub("", line)) for line in alike):
+            return
+        others = sum(len(names) > 1 for names in found) - count
+        if count >= max(LEAST_LOGGED, len(lines) / 4, 4 * others) and (
+            not is_open or ":" in alike[0] or "=" in alike[0]
+        ):  # fmt: skip
+            raise ValueError(
+                f"it is a log, with lines of {', '.join(own[:6])}, and no table: write a row for "
+                "each run, with what it ended with as columns"
+            )
 
 
 def _one_column(text: str) -> list[list[str]]:
@@ -1228,7 +1332,10 @@ class _Header:
                 break
             is_units = bool(values) and all(UNITS.fullmatch(cell) or not cell for cell in values)
             of_names = all(not cell for cell in values) and any(row)  # pandas' names of an index
-            if not (is_units and any(values)) and not (is_vague and (any(values) or of_names)):
+            is_index = of_names and not any(map(min, zip(levels[0], row, strict=False)))
+            if not (is_units and any(values)) and not is_index and not (
+                is_vague and (any(values) or of_names)
+            ):  # fmt: skip
                 break
             if any(is_missing(cell) and cell for cell in values) and not is_units:
                 break

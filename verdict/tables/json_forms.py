@@ -549,7 +549,8 @@ def _is_of_runs(value: Any, name: str) -> bool:
 def _holds_runs(value: Any, name: str = "") -> bool:
     """Whether runs stand below a key: in lists, or each below its seed."""
     if isinstance(value, list):
-        return _is_objects(value) or (len(value) > 1 and all(map(is_number, value)))
+        least = RUN_LIST.search(name) is None  # one value is a run where the key says so
+        return _is_objects(value) or (len(value) > least and all(map(is_number, value)))
     if not isinstance(value, dict):
         return False
     return _is_of_runs(value, name) or any(_holds_runs(each, key) for key, each in value.items())

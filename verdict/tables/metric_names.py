@@ -44,7 +44,7 @@ MORE_WORDS = """
     ap map map50 ap50 ap75 aps apm apl ar auc auroc aupr auprc aucpr rocauc prauc auac mrr ndcg
     dcg em bleu sacrebleu rouge rougel rougelsum rouge1 rouge2 meteor cider spice chrf bertscore
     comet bleurt psnr ssim msssim vif inception clipscore pck oks mota motp idf1 hota reward
-    rewards rew iqm return returns winrate success solved pass elo kappa mcc matthews r2 pearson
+    rewards rew ret iqm return returns winrate success solved pass elo kappa mcc matthews r2 pearson
     spearman kendall correlation corr ccc plcc srcc krcc likelihood elbo throughput fps qps tps
     speedup purity nmi ari ami vmeasure silhouette calinski homogeneity completeness sensitivity
     specificity tpr tnr ppv npv tar hits hit cmc rank1 rank5 rank10 gain lift gini pq sq rq nds
@@ -64,7 +64,7 @@ PHRASES = tuple(
         (False, r"(mean|median|avg|average|friedman|worst)_?rank(ing)?|"
          r"rank_?(mean|median|avg|average)|fpr_?(at_)?(tpr_?)?\d*|cross_entropy|edit_distance|"
          r"(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?|(abs|sq)_rel|"
-         r"(miss|failure|fail|word_error|char_error|refusal)_?rates?|[fk]id\d+k?|"
+         r"(miss|failure|fail|word_error|char_error|refusal|timeout|false_accept|false_reject)_?rates?|[fk]id\d+k?|"
          r"(steps|episodes|epochs|rounds|samples|time)_(to|until)|davies_bouldin\w*|"
          r"steps_(per_)?(success|goal|solved?|win)|angle_(mean|median)|"
          r"(mean|median|angular)_(angle|error)|"
@@ -88,7 +88,7 @@ NEGATED = re.compile(r"^(neg|negative|minus|1_minus|one_minus|inverse|inv)_")
 SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
     r"exact_match|auc|roc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
-    r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
+    r"top_?\d_err(or)?|^err(or)?$|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
     r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
@@ -107,8 +107,8 @@ UNITS = (
 PERCENT = re.compile(r"%|\b(percent|pct)\b|_(pct|percent)(_|$)", re.I)
 # Where nothing else was measured, less of a time is better.
 TIMES = re.compile(
-    r"(^|_)(time|tempo|tiempo|temps|zeit|laufzeit|dauer|runtime|duration|elapsed|seconds|secs|"
-    r"walltime|wall|hours)(_|$)"
+    r"(^|_)(times?|tempo|tiempo|temps|zeit|laufzeit|dauer|runtimes?|durations?|timings|elapsed|"
+    r"seconds|secs|walltime|wall|hours)(_|$)"
 )
 AVERAGES = re.compile(
     r"(^|_)(average|avg|averaged|overall|macro(?!_(f\d|f_?score|precision|recall|auc|ap))|"

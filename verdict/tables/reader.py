@@ -84,6 +84,7 @@ from clipmill.verdict.tables.roles import (
     values_of,
 )
 from clipmill.verdict.tables.spreads import (
+    MEAN_WORD,
     counts_runs,
     header_kind,
     runs_said,
@@ -95,7 +96,9 @@ from clipmill.verdict.tables.spreads import (
 )
 
 ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
-TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
+# Of a folder that has none of the others.
+TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt", ".yaml", ".yml")
+SETTINGS_FILE = re.compile(r"(config|params|args|hparams|variant|settings)\.(json|ya?ml)")
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
@@ -125,6 +128,9 @@ SUMMARIES = re.compile(
     r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
     r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average)?|\(?(micro|macro) avg\.?\)?)",
     re.I,
+)
+SUMMARY_BEHIND = re.compile(
+    r"(.+?)[-_/: ](mean|median|avg|average|min|max|std\w*|sd|cv|stderr)", re.I
 )
 SPREADS = re.compile(
     r"std.*|sd|sem|stderr|±.*|mean ?[±/] ?(std|sd)|standard_?deviation|25%|75%", re.I
@@ -366,8 +372,10 @@ def _files(path: str) -> tuple[list[str], bool]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
         found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
-        if found := [each for each in found if not Path(each).name.startswith("samples_")]:
-            return found, True  # samples_ are of lm-eval
+        found = [each for each in found if not Path(each).name.startswith("samples_")]
+        results = [each for each in found if not SETTINGS_FILE.fullmatch(Path(each).name)]
+        if results:
+            return found if endings == ENDINGS else results, True  # samples_ are of lm-eval
     logs = [each for each in paths if each.endswith(".log")]
     for sign, what, way in (
         (".wandb", "W&B's folder of runs", "export the table of runs as CSV"),
@@ -992,6 +1000,7 @@ class _Reading:
                     SPREADS.fullmatch(text) for text in summaries
                 ):  # an arm or a setting may be called all, sum or mean
                     summaries = {text for text in summaries if self._are_means_of(name, text)}
+                summaries |= _summaries_of(texts) if what == "arm" else set()
                 if summaries and name != "file" and len(texts) - len(summaries) > 1:
                     shown = ", ".join(sorted(summaries)[:4])
                     kept = ~self.frame.columns[name].is_in(summaries)
@@ -1195,7 +1204,9 @@ class _Reading:
         metrics = self.table["metric"].texts()
         bad = {
             name: role for name in metrics.values
-            if name not in self.told.named and (role := name_role(name))
+            if name not in self.told.named and (role := name_role(name)) and not (
+                role == "identifier" and (self.cells.value_N[metrics.is_in({name})] % 1).any()
+            )
         }  # fmt: skip
         if bad and not metrics.is_in(bad).all():
             for name, role in bad.items():
@@ -1695,6 +1706,7 @@ class _Reading:
             if is_told:
                 what = "runs have seeds" if is_run else "arms have several rows"
                 raise ValueError(option + (what if self.spreads else none))
+            self.are_means |= any(map(MEAN_WORD.search, map(plain_name, self.spreads)))
             return None, None, ""
         spread_N, kind_N = np.full(len(cells.row_N), np.nan), np.zeros(len(cells.row_N), "U4")
         for place, name in enumerate(cells.names):
@@ -1798,7 +1810,7 @@ class _Reading:
                 ways.append(Way(f"the {' '.join(sorted(words))} of each",
                                 {"arm": ("columns",), "value": own}, "block"))  # fmt: skip
         tasks = [name for name in others if name in roles.task]
-        for name in [*names[:6], *(tasks[:6] if not names else ())]:
+        for name in [*names[:6], *tasks[:6]]:
             what_of = f"now what is tested on: {values_of(self.frame.columns[name])}"
             ways.append(Way(what_of if name in tasks else what_of.partition(": ")[2],
                             {"arm": (name,)}, "block"))  # fmt: skip
@@ -2227,6 +2239,19 @@ class _Reading:
         )  # fmt: skip
 
 
+def _summaries_of(names: Sequence[str]) -> set[str]:
+    """Names that are those of others with a word for a summary, one of them for a spread, behind
+    it: `decode`, `decode_mean`, `decode_stddev`.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        if (match := SUMMARY_BEHIND.fullmatch(name)) and match[1] in names:
+            found.setdefault(match[1], {})[match[2]] = name
+    return {
+        name for own in found.values() if any(map(SPREADS.fullmatch, own)) for name in own.values()
+    }
+
+
 def _beside(tasks: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Options for what crosses the arms: files are conditions of a test, which is the task."""
     blocks = tuple(name for name in names if name != "file")
@@ -2392,7 +2417,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """{name: (arm, seed)} where every name ends in, begins with or holds a seed; else {}.
 
     A bare number at the end, or `s1`, is one only where every arm has the same numbers, two or
-    more, that count from 0 or 1.
+    more, that count from 0 or 1, or have an `s0`.
     """
     for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
         found = {name: match for name in names if (match := pattern.match(name))}
@@ -2416,6 +2441,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
             seeds.setdefault(match["arm"], set()).add(int(match["seed"]))
         first = next(iter(seeds.values()))
         counts = sorted(first) in (list(range(len(first))), list(range(1, len(first) + 1)))
+        counts |= 0 in first and all(re.search(r"[-_./ ]s[-_]?\d+$", name) for name in names)
         if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
             return {name: (match["arm"], match["seed"]) for name, match in found.items()}
     return {}

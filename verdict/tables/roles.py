@@ -38,6 +38,7 @@ ARM_WORDS = (
     "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
     "training_data", "train_dataset", "training_dataset", "training_set", "train_set",
     "pretrain_data", "data", "filter", "tokenizer", "optimizer", "loss_function", "loss_fn",
+    "command",
 )  # fmt: skip
 # Columns that name an arm together with one of `ARM_WORDS`.
 TOGETHER = re.compile(
@@ -115,7 +116,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"ub|margin|margin_of_error|moe|mad|cv|q\d+|p(25|75|05|95)|quantile\w*|percentile\w*|"
          r"minimum|maximum|min|max|range|interval|pm|bootstrap\w*|5|25|50|75|95|(lower|"
          r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
-         r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
+         r"[tzf]_value|p_?val(ue)?s?(_\w+)?|[pt]_?adj\w*|p_(raw|holm|bonf\w*|fdr|bh|corr\w*)|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
         ("setting", r"lr_\w+|(\w+_)?versions?|"
          r"(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_\w+|"
@@ -185,6 +186,7 @@ CROSSING = re.compile(
     r"example|instance|sentence|utterance|pair|case|patient|subject|participant|fold_id|split_id)"
     r"(_?(id|idx|index|no|num|number|name))?"
 )
+ELSEWHERE = "the values are in"  # one column, and not in this one
 SHARED_SPLITS = "the columns are the splits of a cross-validation, which all rows share"
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?")
 LEAST_DATES = 5  # distinct ones in a column that is no name of a few versions
@@ -192,7 +194,8 @@ SPLIT_NAME = re.compile(r"(\w+_)?(split|splits|phase|partition|set|mode|part|sta
 # Names of settings that are as often names of results: the cells decide.
 OPEN_SETTING = re.compile(
     r"(?!learning|keep|(\w+_)?dropout)((\w+_)?(ratio|rate|fraction|frac|share|proportion|prob|noise)"
-    r"(_(pct|percent))?|(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_\w+)"
+    r"(_(pct|percent))?|(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_\w+|"
+    r"(\w+_)?(width|height|depth))"
 )
 NO_METRIC = re.compile(r"ranks?_(test|train|val|of)|(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_")
 THRESHOLD = re.compile(r"(?<!_at)(?<!_best)_(thr|thresh|threshold)$")
@@ -570,6 +573,8 @@ def _is_metric_first(plain: str, role: str) -> bool:
         )
     if NO_METRIC.match(plain) or THRESHOLD.search(plain):
         return False
+    if role == "setting" and OPEN_SETTING.fullmatch(plain) and is_known(plain):
+        return True  # `collision_rate`
     if role in ("spread", "setting", "count", "step"):
         facts = name_facts(plain)
         return facts.higher is not None and (
@@ -714,7 +719,8 @@ def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) 
             continue
         found = SPREAD_OF.search(own)
         base = own[: found.start()].rstrip("_") if found else SPREAD_BEFORE.sub("", own)
-        candidates = (base, f"{base}_mean", f"mean_{base}", f"avg_{base}", f"{base}_avg")
+        means = (f"{word}_{base}" for word in ("mean", "avg", "average"))
+        candidates = (base, f"{base}_mean", *means, f"{base}_avg")
         of = next((plain[each] for each in candidates if each != own and each in plain), None)
         kind = spread_kind(name)
         if not base and kind is not None and name not in order:  # `std`, of the one to its left
@@ -885,12 +891,12 @@ def _settle_values(frame: Frame, told: Options, roles: Roles, numeric: Mapping[s
     if dicts:
         roles.values, roles.is_long, roles.metric = (dicts[0],), True, tuple(names)
         for name in (*values, *long):
-            roles.given[name] = ("setting", "the values are in the column of metrics")
+            roles.given[name] = ("setting", f"{ELSEWHERE} the column of metrics")
         return
     if long and (names or not values):
         roles.values, roles.is_long, roles.metric = (long[0],), True, tuple(names)
         for name in (*long[1:], *values):
-            roles.given[name] = ("setting", f"the values are in {long[0]!r}")
+            roles.given[name] = ("setting", f"{ELSEWHERE} {long[0]!r}")
         return
     for name in long:
         roles.given[name] = ("metric", "numbers")
@@ -913,7 +919,8 @@ def _settle_seed(frame: Frame, told: Options, roles: Roles) -> None:
                 names.remove(name)
     for name in [each for each in frame.columns if plain_name(each) == "run"]:
         column, role = frame.columns[name], roles.given.get(name, ("",))[0]
-        is_free = role in ("metric", "text", "count") and name not in told.names.get("arm", ())
+        is_free = role in ("metric", "text", "count") or roles.given[name][1].startswith(ELSEWHERE)
+        is_free &= name not in told.names.get("arm", ())
         if "seed" not in told.names and is_free and _is_numeric(name, column) and are_whole(column):
             roles.values = tuple(each for each in roles.values if each != name)
             roles.given[name] = ("seed", COUNTER)
