@@ -9,6 +9,7 @@ correlation.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -168,10 +169,11 @@ WITH_SPREAD = re.compile(r"(?<=\w)\s*[(\[]?\s*\b(mean|avg|average)?\s*(±|\+/-).
 
 @lru_cache(CACHED)
 def plain_name(name: str) -> str:
-    """A column's name in lower case, words joined by _, without the prefixes of trackers and what
-    says that its cells have a spread: `acc (mean ± std)`.
+    """A column's name in lower case, words joined by _, without accents, the prefixes of trackers
+    and what says that its cells have a spread: `acc (mean ± std)`.
     """
-    text = WITH_SPREAD.sub("", name)
+    text = unicodedata.normalize("NFKD", WITH_SPREAD.sub("", name))
+    text = "".join(letter for letter in text if not unicodedata.combining(letter))
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", text)
     text = PREFIXES.sub("", text.lower())
     plain = re.sub(r"[^a-z0-9]+", "_", text).strip("_")

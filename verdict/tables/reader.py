@@ -82,6 +82,7 @@ from clipmill.verdict.tables.roles import (
     quoted,
     roles_of,
     values_of,
+    were_counted,
 )
 from clipmill.verdict.tables.spreads import (
     MEAN_WORD,
@@ -130,8 +131,9 @@ SUMMARIES = re.compile(
     re.I,
 )
 SUMMARY_BEHIND = re.compile(
-    r"(.+?)[-_/: ](mean|median|avg|average|min|max|std\w*|sd|cv|stderr)", re.I
-)
+    r"(.+?)[-_/: (]+(mean|median|avg|average|min|max|std\w*|sd|cv|stderr)"
+    r"([ _]?((of|over)[ _])?\d+[ _]?\w*)?\)?", re.I
+)  # fmt: skip
 SPREADS = re.compile(
     r"std.*|sd|sem|stderr|±.*|mean ?[±/] ?(std|sd)|standard_?deviation|25%|75%", re.I
 )
@@ -1406,6 +1408,15 @@ class _Reading:
                 taken = {}  # each is the only one of its arm
         if not taken:
             return
+        own = {arm for arm, _ in taken.values()}
+        means = {
+            name for name in {*arms.present()} - taken.keys()
+            if (match := SUMMARY_BEHIND.fullmatch(name)) and match[1] in own
+        }  # fmt: skip
+        self._keep_cells(
+            ~arms.is_in(means), f"of means of runs ({', '.join(sorted(means)[:SHOWN])})"
+        )
+        table, arms = self.table, self.table["arm"]
         example = next(iter(taken))
         shown = f"({example!r} is {taken[example][0]!r}, seed {taken[example][1]})"
         if roles.seed:  # the name ends in the seed of its row, or its row has none
@@ -2141,8 +2152,12 @@ class _Reading:
             is_metric = roles.is_long or is_known(name) or METRIC_PREFIX.match(name)
             if role == "metric" and (is_metric or not are_whole(column)):
                 continue
-            if len(self.table["arm"].present()) > 1 and is_design(
-                column.taken(self.cells.row_N), arms_N
+            column = column.taken(self.cells.row_N)
+            is_counted = role == "metric" and were_counted(column, arms_N, roles)
+            if (
+                len(self.table["arm"].present()) > 1
+                and is_design(column, arms_N)
+                and not is_counted
             ):
                 found.append(name)
         return found

@@ -38,7 +38,8 @@ ARM_WORDS = (
     "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
     "training_data", "train_dataset", "training_dataset", "training_set", "train_set",
     "pretrain_data", "data", "filter", "tokenizer", "optimizer", "loss_function", "loss_fn",
-    "command",
+    "command", "modelo", "modele", "modell", "metodo", "methode", "verfahren", "algoritmo",
+    "algorithme", "algorithmus",
 )  # fmt: skip
 # Columns that name an arm together with one of `ARM_WORDS`.
 TOGETHER = re.compile(
@@ -67,8 +68,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          "by its name: a setting"),
         ("count", r"best_(epoch|step|iter|iteration|round)|\w+_this_(epoch|step|iter|round)",
          "by its name: when it was best, or a part of a step"),
-        ("seed", r"(?!(n|num|nb|number|total|count)_)(\w+_)?(random_)?(seeds?|"
-         r"random_state|rng)(_?(id|no|num|number|idx|index|value|runs?|used))?",
+        ("seed", r"(?!(n|num|nb|number|total|count)_)(\w+_)?(random_)?(seeds?|semente|"
+         r"semilla|graine|random_state|rng)(_?(id|no|num|number|idx|index|value|runs?|used))?",
          "by its name: tells runs apart"),
         ("seed", r"replicates?|replications?|repetitions?|repeats?|reps?|trials?|launch|"
         r"attempt|restart|"
@@ -234,6 +235,7 @@ MOST_STATES = 15  # distinct ones of a column of states
 ROUND = 2  # significant digits of a setting, at most
 LEAST_DIGITS = 4  # of a number that was measured
 CROSSED = 0.75  # of the seeds or arms that each number of a column has which an experiment chose
+UNEVEN = 3  # times as often as another one, at most, is a value that was chosen
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
@@ -1448,6 +1450,14 @@ def is_design(column: Column, arms_N: Integers) -> bool:
     return bool(len(alike) and alike.max() > 1 and 2 * alike.max() > alike.sum())
 
 
+def were_counted(column: Column, arms_N: Integers, roles: Roles) -> bool:
+    """Whether, where seeds tell the runs of an arm apart, some value of a column is in an arm much
+    more often than another one, as in what was counted and not chosen.
+    """
+    counts = np.unique(np.stack([arms_N, column.codes]), axis=1, return_counts=True)[1]
+    return bool(roles.seed) and bool(counts.max() > UNEVEN * counts.min())
+
+
 def _crosses_all(column: Column, frame: Frame, roles: Roles) -> bool:
     """Whether a few whole numbers, not all of them 0 and 1, are each as often in every run of every
     arm: an experiment chose them, whatever the name of the column.
@@ -1503,7 +1513,8 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
         is_few &= not _differs_by_seed(frame.columns[name], frame, roles)
         is_few &= not _differs_by_arm(frame.columns[name], arms)
-        if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
+        is_few |= len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)
+        if is_few and not were_counted(frame.columns[name], arms, roles):
             roles.given[name] = ("setting", "the same few numbers in every arm")
     _keep_values(frame, roles)
 
