@@ -46,7 +46,7 @@ from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
 LEAST_SHIFTED, MOST_SHIFTED = 5, 0.2  # rows of a table, and the share of them that lack a cell
-LEAST_LOGGED = 3  # lines of a log that have the same names
+LEAST_LOGGED, MOST_LOGGED = 3, 500  # lines of a log with the same names; letters that are looked at
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
@@ -591,7 +591,7 @@ def _latex_grids(text: str) -> list[Grid]:
     grids = []
     for found in TABULAR.finditer(text):
         body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
-        if re.search(r"\bS\s*\[|\\(num|SI|qty)\b", found[0]):
+        if "S" in found[2].removesuffix(body) or re.search(r"\\(num|SI|qty)\b", body):
             body = LAST_DIGITS.sub(
                 lambda one: f"{one[1]} ± {int(one[3]) / 10 ** len(one[2]):.9g}", body
             )
@@ -810,7 +810,7 @@ def _side_by_side(grid: Grid) -> list[Grid]:
     filled = [any(n < len(row) and not is_empty(row[n]) for row in rows) for n in range(width)]
     ends = [n for n in range(width + 1) if n == width or not filled[n]]
     spans = [(a + 1, b) for a, b in itertools.pairwise([-1, *ends]) if b > a + 2]
-    parts = [[row[a:b] for row in rows] for a, b in spans]
+    parts = [[row[a:b] for row in rows] for a, b in spans] if len(spans) > 1 else []
     names = [
         {(n, cell) for n, row in enumerate(part) for cell in row if isinstance(cell, str) and cell}
         for part in parts
@@ -948,7 +948,9 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
         boxed = [line for line in drawn if "|" in line and not RULE.fullmatch(line)]
         if boxed and _is_steady([line.strip().strip("|").split("|") for line in boxed[:HEAD]]):
             rows = [_markdown_cells(line) for line in boxed]
-            form = "printed table" if any(RULE.fullmatch(line) for line in drawn) else "text, |"
+            form = "printed table" if any(map(RULE.fullmatch, drawn)) else "text, |"
+            if form == "text, |":
+                _check_log(sample)
             return _frame_of_rows(Grid(rows, ""), form)
     delimiter = _delimiter(sample)
     _check_log(sample, is_table=delimiter is not None)
@@ -977,6 +979,7 @@ def _check_log(lines: Sequence[str], *, is_table: bool = False) -> None:
     """ValueError for the log of a program: several lines hold the same names, each with a number.
     is_table: lines have columns, so that the first one must too, or they hold nothing else.
     """
+    lines = [line[:MOST_LOGGED] for line in lines]
     found = [tuple(LOGGED.findall(line)) for line in lines]
     for own, count in Counter(names for names in found if len(names) > 1).most_common(1):
         alike = [line for line, names in zip(lines, found, strict=True) if names == own]

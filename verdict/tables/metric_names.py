@@ -172,7 +172,8 @@ def plain_name(name: str) -> str:
     """A column's name in lower case, words joined by _, without accents, the prefixes of trackers
     and what says that its cells have a spread: `acc (mean ± std)`.
     """
-    text = unicodedata.normalize("NFKD", WITH_SPREAD.sub("", name))
+    text = WITH_SPREAD.sub("", " ".join(name.split()))  # a cell of spaces would take quadratic time
+    text = unicodedata.normalize("NFKD", text)
     text = "".join(letter for letter in text if not unicodedata.combining(letter))
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", text)
     text = PREFIXES.sub("", text.lower())
