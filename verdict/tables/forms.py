@@ -708,7 +708,7 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         block for grid in map(_sectioned, grids)
         for block in _blocks(grid, grid.title if count > 1 else "")
     ]  # fmt: skip
-    word = word if len(grids) == count else "tables"
+    word = word if len(grids) == whole else "tables"
     numbers = {id(grid): number for number, grid in enumerate(grids, 1)}
     chosen = grids
     if table is not None:
