@@ -74,10 +74,23 @@ LARGEST_JSON = 1 << 29  # characters of a .json file
 BETWEEN = re.compile(r"[ \t\r\n,]*")  # values of a .json file
 NOT_TEXT = "\ud800"  # stands for a value that is not valid UTF-8: no column can hold it
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a text, also of one in UTF-32
+QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)  # as a .csv has a value in quotation marks
+# Words that are no caption by themselves: a list that has them is one caption in its words
+LONE_WORDS = re.compile(r"[.,;:!?()'\"-]|the|of|and|with|is", re.IGNORECASE)
 PRINTED = re.compile(rb"(\xef\xbb\xbf)?\s*(\[|\{\s*\n)")  # JSON that is no object in each line
 NO_COLUMN = "\0"
 Values = Sequence[Any]
 csv.field_size_limit(1 << 26)
+
+
+def utf_16(start: bytes) -> str:
+    """The encoding of a text whose first four bytes show UTF-16, with a mark or without, or UTF-32;
+    "" of any other: a text in UTF-8 does not begin with NUL."""
+    if start[:2] in UTF_16:
+        return "UTF-32" if start[2:4] == b"\0\0" else "UTF-16"
+    return {(True, False): "UTF-16BE", (False, True): "UTF-16LE", (True, True): "UTF-32BE"}.get(
+        (start[:1] == b"\0", start[1:2] == b"\0"), ""
+    )
 
 
 def table_ending(path: str) -> str:
@@ -171,9 +184,10 @@ def _unpacked(path: str) -> Iterator[Any]:
             if is_zstd:
                 stream = pa.CompressedInputStream(stream, "zstd")
             stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
-            if stream.peek(2)[:2] in UTF_16:
+            if encoding := utf_16(stream.peek(4)[:4]):
                 raise ValueError(
-                    f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE"
+                    f"{path} is {encoding}; write it as UTF-8: iconv -f {encoding} -t UTF-8 FILE > "
+                    "NEW_FILE"
                 )
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

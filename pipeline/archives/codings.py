@@ -11,11 +11,20 @@ INFLATED = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "x-deflate":
 # Registered ones that a client without them cannot read. Every other token is no coding: browsers
 # take the body as it stands.
 PACKED = frozenset(("br", "zstd", "compress", "x-compress", "dcb", "dcz"))
+# Answers that are no refusal, and whose body is not what was asked for (RFC 9110, 15.3): it is not
+# ready, there is none, or it is a part.
+NOT_WHOLE = frozenset((202, 204, 205, 206))
 GZIP = b"\x1f\x8b"
 MOST_MEMBERS = 1000  # of a gzip body: each one costs a copy of what follows it
 LONGEST_SIZE_LINE = 4096  # bytes of a chunk's size and its extensions
 CHUNK_SIZE = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,16})(?:[ \t;][^\n]*)?\r?\n")
 TRAILERS = re.compile(rb"(?:[^\r\n][^\n]*\n)*\r?\n")  # the lines behind the last chunk
+
+
+def is_whole(status: int) -> bool:
+    """Whether the body of an answer with this status is what was asked for: that of 200, and as in
+    browsers of 201 (made for this request), 203 (changed on the way) and the like."""
+    return status // 100 == 2 and status not in NOT_WHOLE
 
 
 def coding_names(values: Iterable[str]) -> list[str]:

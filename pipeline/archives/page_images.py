@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urljoin
@@ -38,6 +38,11 @@ PLACEHOLDERS = {
     "spacer", "spinner",
     "trans", "transparent", "transparent-pixel", "transp",
 }  # fmt: skip
+# Other words and the sizes in such names
+FILLERS = re.compile(r"image|img|picture|photo|icon|bg|background|default|small|large|\d+(?:x\d+)?")
+# An address in an attribute of any other name, as each program of lazy loading has its own
+OTHER_NAME = re.compile(r"data-.|.*(?:src|lazy|original)")
+OTHER_ADDRESS = re.compile(r"(?i)\S*/\S*\.(?:jpe?g|png|webp|gif|avif)(?:[?#]\S*)?")
 STAND_IN = re.compile(r"(?i)(?:\A|/)([^/?#]*)\.(?:gif|png|svg|webp|jpe?g)(?:[?#]|\Z)")
 SHOWABLE = (
     "",
@@ -74,6 +79,23 @@ STANDARD = {
     "shift_jis": "cp932",
     "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-9": "cp1254", "iso8859-11": "cp874",
     "tis-620": "cp874",
+}  # fmt: skip
+# What browsers know and Python does not (WHATWG Encoding, 4.2): forms of labels, and labels.
+LABEL_FORMS = (
+    (re.compile(r"\A(?:x-)+"), ""),
+    (re.compile(r"\A(?:windows|dos)-(?=\d)"), "cp"),
+    (re.compile(r"\Aiso-?8859-?(\d+)(?:-[ei])?\Z"), r"iso8859-\1"),
+)
+LABELS = {
+    "koi": "koi8-r", "koi8": "koi8-r", "koi8-ru": "koi8-u", "mac": "mac-roman",
+    "csmacintosh": "mac-roman", "mac-ukrainian": "mac-cyrillic", "latin-9": "iso8859-15",
+    "csisolatin9": "iso8859-15", "sun_eu_greek": "iso8859-7", "visual": "iso8859-8",
+    "logical": "iso8859-8", "csiso88598e": "iso8859-8", "csiso88598i": "iso8859-8",
+    "csiso88596e": "iso8859-6", "csiso88596i": "iso8859-6", "gb_2312": "gb18030",
+    "gb_2312-80": "gb18030", "csgb2312": "gb18030", "cn-big5": "big5", "cp31j": "cp932",
+    "cseucpkdfmtjapanese": "euc_jp", "cseuckr": "cp949", "csksc56011987": "cp949",
+    "iso-ir-149": "cp949", "ks_c_5601-1989": "cp949", "ksc_5601": "cp949",
+    "unicode-1-1-utf-8": "utf-8", "unicode11utf8": "utf-8", "unicode20utf8": "utf-8",
 }  # fmt: skip
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -133,8 +155,14 @@ def text_of(body: bytes, charset: str | None) -> str:
 
 def _known(label: str | None) -> str | None:
     """Python's name of an encoding that pages may have."""
+    label = (label or "").strip(WHITE + "\"'").lower()
     try:
-        name = codecs.lookup((label or "").strip(WHITE + "\"'")).name
+        try:
+            name = codecs.lookup(label).name
+        except LookupError:
+            for form, usual in LABEL_FORMS:
+                label = form.sub(usual, label)
+            name = codecs.lookup(LABELS.get(label, label)).name
     except (LookupError, ValueError):
         return None
     name = STANDARD.get(name, name)
@@ -242,13 +270,44 @@ def is_placeholder(url: str) -> bool:
     return name is not None and name[1].lower().replace("_", "-") in PLACEHOLDERS
 
 
+def _may_stand_in(url: str) -> bool:
+    """True where the name of an image has no words but those of placeholders: it is one where the
+    page has another address of the image."""
+    name = STAND_IN.search(url)
+    words = re.split(r"[-_. ]+", name[1].lower()) if name else []
+    return not PLACEHOLDERS.isdisjoint(words) and all(
+        word in PLACEHOLDERS or FILLERS.fullmatch(word) for word in words
+    )
+
+
+def _stand_ins(images: Sequence[Attributes]) -> set[str]:
+    """The values of `src` that stand for several images of a page: placeholders whose names say
+    nothing."""
+    sources = Counter((attributes.get("src") or "").strip(SPACE) for attributes in images)
+    others: dict[str, set[tuple[str | None, str | None]]] = {}
+    for attributes in images:
+        source = (attributes.get("src") or "").strip(SPACE)
+        if sources[source] > 1 and not is_placeholder(source):
+            rest = {name: value for name, value in attributes.items() if name != "src"}
+            if address := _chosen(rest, None)[0]:
+                others.setdefault(source, set()).add((address, attributes.get("alt")))
+    return {
+        source
+        for source, pairs in others.items()
+        if all(len(set(column)) > 1 for column in zip(*pairs, strict=True))
+    }
+
+
 def _chosen(
-    attributes: Attributes, picture_source: Callable[[], str | None] | None
+    attributes: Attributes,
+    picture_source: Callable[[], str | None] | None,
+    stand_ins: Container[str] = (),
 ) -> tuple[str | None, bool]:
     """The final address of an image after lazy loading, and True where it is that of `src`. None
     where the image has no address.
     """
     stand_in: str | None = "" if "src" in attributes else None
+    doubtful = ""
     for name in ADDRESSES:
         value = (attributes.get(name) or "").strip(SPACE)
         if name.endswith("srcset"):
@@ -256,11 +315,17 @@ def _chosen(
         elif name != "src" and "." not in value and "/" not in value:
             continue  # data-lazy="true"
         if value and not is_placeholder(value):
-            return value, name == "src"
+            if name != "src" or not (value in stand_ins or _may_stand_in(value)):
+                return value, name == "src"
+            doubtful = value
         stand_in = stand_in or value or stand_in
     if picture_source and (from_source := picture_source()):
         return from_source, False
-    return stand_in, True
+    for name, text in attributes.items():
+        value = (text or "").strip(SPACE)
+        if OTHER_NAME.match(name) and OTHER_ADDRESS.fullmatch(value) and not is_placeholder(value):
+            return value, False
+    return doubtful or stand_in, True
 
 
 def _source(element: LexborNode) -> str:
@@ -334,14 +399,14 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
             texts[key] = read(node)
         return texts[key]
 
-    for node in tree.css("img"):
-        attributes = node.attributes
+    nodes = [(node, node.attributes) for node in tree.css("img")]
+    stand_ins = _stand_ins([attributes for _, attributes in nodes])
+    for node, attributes in nodes:
         around = _around(node)
         parent = node.parent
         picture = parent if parent is not None and parent.tag == "picture" else None
-        address, plain = _chosen(
-            attributes, partial(once, _source, picture) if picture is not None else None
-        )
+        from_source = partial(once, _source, picture) if picture is not None else None
+        address, plain = _chosen(attributes, from_source, stand_ins)
         if address is None:
             continue
         target, reason = "", None
@@ -362,7 +427,7 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
         images.append(
             (Image(target, reason, caption, title, anchor or None, address), "noscript" in around)
         )
-    shown = {image.url for image, copy in images if not copy}
+    shown = {image.url for image, copy in images if not copy and (image.caption or "").strip()}
     for image, copy in images:
         yield (
             image._replace(url="", reason="noscript_copy")

@@ -25,6 +25,7 @@ from clipmill.pipeline.archives.codings import (
     Dechunker,
     Inflater,
     coding_names,
+    is_whole,
 )
 from clipmill.pipeline.archives.page_images import HtmlPage, Image, charset_in, page_of, text_of
 from clipmill.pipeline.archives.urls import reject
@@ -109,8 +110,8 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
-    """The headers and the text of a stored response; None where it is no HTML page that was
-    answered with 200.
+    """The headers and the text of a stored response; None where it is no HTML page, or an
+    answer without one (`is_whole`).
 
     ValueError where it is no response, where the body is not encoded as its headers say (nor
     plain), or larger than LONGEST_PAGE. Of a body that was cut off the page is what is there, as
@@ -124,7 +125,8 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
     headers = headers_of(lines[1:])
     content_type = next((value for name, value in headers if name == "content-type"), "")
     if (
-        status[1:2] != [b"200"]
+        not (status[1:] and len(status[1]) == 3 and status[1].isdigit())
+        or not is_whole(int(status[1]))
         or content_type.partition(";")[0].strip().lower() not in HTML
         or not gap
     ):

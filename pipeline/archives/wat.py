@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from html import unescape
 from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import urljoin
@@ -342,6 +343,9 @@ JSON_RECORDS: Form[bytes] = Form(WarcRecordType.metadata, _whole_json, _scanned_
 # --- the content of a record ----------------------------------------------------------------------
 
 L = TypeVar("L")
+# Common Crawl's writer decodes the character references of links and texts since CC-MAIN-2019-26.
+UNESCAPED_SINCE = "2019-06"
+REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 UNREAD = (msgspec.DecodeError, UnicodeDecodeError)
 NONE, NOTHING, EMPTY = msgspec.Raw(b"[]"), msgspec.Raw(b"{}"), msgspec.Raw(b"null")
 KINDS = 200  # of links that a Reader learns
@@ -418,6 +422,7 @@ class Payload(msgspec.Struct, Generic[L], gc=False):
 
 class Warc(msgspec.Struct, gc=False):
     target: Any = msgspec.field(name="WARC-Target-URI", default=None)
+    date: Any = msgspec.field(name="WARC-Date", default=None)
 
 
 class Envelope(msgspec.Struct, Generic[L], gc=False):
@@ -428,6 +433,11 @@ class Envelope(msgspec.Struct, Generic[L], gc=False):
     def page(self) -> str:
         """The address of the page."""
         return text_of(self.warc.target)
+
+    @property
+    def is_escaped(self) -> bool:
+        """Whether links and texts are as the HTML has them, with its character references."""
+        return "" < text_of(self.warc.date) < UNESCAPED_SINCE
 
 
 class Record(msgspec.Struct, Generic[L], gc=False):
@@ -502,6 +512,13 @@ def mended(body: bytes) -> bytes:
     """
     text = json.dumps(json.loads(body.decode("utf-8", "replace")), ensure_ascii=False)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def unescaped(value: Any) -> Any:
+    """A text with its character references decoded; any other value as it is."""
+    if type(value) is not str or "&" not in value:
+        return value
+    return REFERENCE.sub(lambda reference: unescape(reference[0]), value)
 
 
 def text_of(value: Any) -> str:
@@ -661,6 +678,10 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
     envelope = reader(body).envelope
     http, url = envelope.payload.http, envelope.page
     head, links = http.html.head, http.html.links
+    if envelope.is_escaped:
+        head.base = unescaped(head.base)
+        for link in links:
+            _unescape(link)
     base = _base(url, head.base) if head.base else url
     links.append(None)  # behind the last
     images = [position for position, link in enumerate(links) if type(link) is Image]
@@ -711,6 +732,17 @@ def _pairs(
         digest = xxh3_128_digest(f"{url}\0{caption}".encode())
         pairs.append((digest, url, caption, title, anchor, number))
     return pairs, reasons
+
+
+def _unescape(link: Any) -> None:
+    if type(link) is Image:
+        link.url, link.alt = unescaped(link.url), unescaped(link.alt)
+        link.title = unescaped(text_of(link.title))
+    elif type(link) is Anchor:
+        link.url = unescaped(link.url)
+        if link.text is not EMPTY:
+            text = unescaped(text_of(_value.decode(link.text)))
+            link.text = msgspec.Raw(_json.encode(text).encode())
 
 
 def _base(page: str, base: Any) -> str:

@@ -29,6 +29,7 @@ from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import Fetch, Pair, Recipe
+from clipmill.pipeline.archives.codings import is_whole
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.audit.purge import Purge, purge_lines, purge_rows
 from clipmill.pipeline.fetch.fetcher import Fetcher
@@ -283,11 +284,12 @@ class HeaderRequests(Requests):
         return answer
 
     async def _read(self, response: aiohttp.ClientResponse, row_signals: dict[str, Any]) -> Answer:
-        if response.status != 200:
+        if not is_whole(response.status):
             return await super()._read(response, row_signals)
         row_signals.update(signals(response.headers.items(), None))
         reason, detail = self._policy.refusal(row_signals) or (None, "")
-        return Answer(status=200, body=None if reason else b"", reason=reason, detail=detail)
+        body = None if reason else b""
+        return Answer(status=response.status, body=body, reason=reason, detail=detail)
 
 
 def refresh_consent(out: PoolWriter, *, dry_run: bool = False) -> Refresh:

@@ -38,7 +38,7 @@ from clipmill.pipeline.table_files import BATCH_BYTES, ENDINGS, PARQUET, is_tabl
 ROWS = 10_000  # of a batch
 PIECE = 50  # rows after which the bytes of a batch are counted
 HEAD = 1 << 16  # bytes in which the first record of an archive begins
-READ_VERSION = 6  # of what is read out of a part; a part of another version is read again
+READ_VERSION = 7  # of what is read out of a part; a part of another version is read again
 Batches = Iterator[pa.RecordBatch]
 Content = Mapping[str, Any]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import xxhash
 
@@ -19,8 +22,10 @@ from clipmill.manifests.text import valid_text
 from clipmill.pipeline.archives.urls import SPACE, reject, resolve, shortened
 from clipmill.pipeline.table_files import (
     CASTS,
+    LONE_WORDS,
     PARQUET,
     PROBE,
+    QUOTED,
     MissingColumn,
     as_json,
     as_text,
@@ -29,6 +34,7 @@ from clipmill.pipeline.table_files import (
     is_null,
     row_addresses,
     table_ending,
+    utf_16,
     values,
 )
 
@@ -39,6 +45,7 @@ from clipmill.pipeline.table_files import (
 
 Row = tuple[Any, ...]  # one row of PAIRS and the values of the extra columns
 FILE_COLUMN = "file"  # of a captions list
+FILE_URL = re.compile(r"(?i)\s*file:(?://(?:localhost)?)?(?=/)")  # in front of a path
 PAGE_COLUMNS = (None,) * (PAIRS.names.index("wat") - 3)  # a table says nothing about the page
 
 
@@ -147,6 +154,19 @@ class PairTable:
             except FileNotFoundError:  # the stage names another one that cannot be read
                 raise ValueError(f"source.paths names {path}, which does not exist") from None
         captions = [each for each in captions if each is not None]
+        if table_ending(path) == ".tsv" and _are_quoted(captions):
+            raise ValueError(
+                f"{path}: the values of {self.caption_column!r} are in quotation marks, and those "
+                "inside are doubled; a .tsv is read without quotation marks: name the file .csv "
+                'and write delimiter: "\\t"'
+            )
+        if captions and _are_words(captions):
+            example = shortened(as_json(captions[0]) or "")
+            raise ValueError(
+                f"{path}: the values of {self.caption_column!r} are the words of one caption, as "
+                f"in {example}, and each text of a list would be a caption: write the words as one "
+                "text, or name another caption_column"
+            )
         if captions and all(map(_is_nested, captions)):
             example = shortened(as_json(captions[0]) or type(captions[0]).__name__)
             raise ValueError(
@@ -182,6 +202,24 @@ def _is_nested(value: Any) -> bool:
     if isinstance(value, list) and value:
         return all(isinstance(each, (Mapping, list, tuple)) for each in value)
     return isinstance(value, (Mapping, tuple))
+
+
+def _are_quoted(captions: Sequence[Any]) -> bool:
+    """Whether texts are as a .csv has them: some have doubled quotation marks in a pair of them,
+    and none begins with one and is no such value."""
+    marked = [each for each in captions if isinstance(each, str) and each.startswith('"')]
+    return any('""' in each[1:-1] for each in marked) and all(map(QUOTED.fullmatch, marked))
+
+
+def _are_words(captions: Sequence[Any]) -> bool:
+    """Whether each value is a list of the words of one caption: none has a blank, and some words
+    are no caption."""
+    words = [word for each in captions if isinstance(each, list) for word in each]
+    return (
+        all(isinstance(each, list) for each in captions)
+        and all(isinstance(word, str) and len(word.split()) < 2 for word in words)
+        and any(map(LONE_WORDS.fullmatch, words))
+    )
 
 
 def labelled(value: Any, names: Sequence[str] | None) -> Any:
@@ -241,6 +279,8 @@ def file_in(folder: str, name: str) -> str:
         raise ValueError("bad_url")
     if disk.is_url(folder):
         return disk.join(folder, name)
+    if url := FILE_URL.match(name):
+        name = unquote(name[url.end() :])
     return os.path.abspath(os.path.join(folder, name))
 
 
@@ -372,7 +412,7 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
                 caption = PurePosixPath(name).parent.name
             else:
                 content = images.caption_beside(name) or b""
-                caption = content.decode("utf-8-sig").strip()
+                caption = content.decode(utf_16(content) or "utf-8-sig").strip()
             if not caption.strip():
                 raise ValueError("no_caption")
             if is_too_long(caption, images.source):
@@ -388,13 +428,41 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
 
 
 def _captioned_by_table(images: ImageFolder, source: Source, counts: Counter[str]) -> Iterator[Row]:
-    table, named = folder_table(images, source), set[str]()
-    table.on_address = lambda name: named.add(file_in(images.path, name))
+    table, named, names = folder_table(images, source), set[str](), images.images()
+    found = _Spellings(images, names)
+    table.url_of = lambda name: images.file(found(name))
+    table.on_address = lambda name: named.add(file_in(images.path, found(name)))
     yield from table.rows(images.table(str(source.captions)), counts)
-    for name in images.images():
+    for name in names:
         if file_in(images.path, name) not in named:
             counts["links"] += 1
             reject(counts, "no_caption", f"{name!r} is not in {source.captions}")
+
+
+class _Spellings:
+    """The image that a table of a folder names, in the folder's spelling: tables have backslashes,
+    other capitals, another normal form of Unicode (macOS has its own), or no ending.
+    """
+
+    def __init__(self, images: ImageFolder, names: Sequence[str]) -> None:
+        self._folder, self._names = images.path, names
+        self._listed = set(names) if disk.is_url(images.path) else None
+        self._spelled: dict[str, str | None] = {}  # None: of several images
+
+    def __call__(self, name: str) -> str:
+        path = file_in(self._folder, name)
+        if os.path.lexists(path) if self._listed is None else name in self._listed:
+            return name
+        if not self._spelled:
+            for image in self._names:
+                for key in (_key(image), _key(os.path.splitext(image)[0])):
+                    self._spelled[key] = None if key in self._spelled else image
+        return self._spelled.get(_key(path.removeprefix(f"{self._folder}/"))) or name
+
+
+def _key(name: str) -> str:
+    name = os.path.normpath(name.strip().replace("\\", "/"))
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def folder_table(images: ImageFolder, source: Source) -> PairTable:

@@ -190,12 +190,18 @@ class TarReader:
         self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
         self.url_column, self.caption_column = url_column, caption_column
         self.listed = _listed_rows(tar)
+        self.linked: dict[str, Sample] = {}  # of members that are links
 
     def rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Sidecar rows without their keys: samples in the order of the tar, then what is only in
         the parquet. `path`: the tar on this machine. ValueError for a parquet of other keys, and
         for a column or a member that is named and not there."""
-        samples = group_samples(index_tar(self.tar, path))
+        links: list[Member] = []
+        samples = group_samples(index_tar(self.tar, path, links))
+        self.linked = {linked.name: linked for linked in group_samples(links)}
+        names = {sample.name for sample in samples}
+        alone = [each for each in self.linked.values() if each.name not in names]
+        samples += [Sample(name=each.name, members={}) for each in alone if self._image(each)]
         matched = self._matched(samples)
         kept = [key for key, row in self.listed.items() if row.get("status") in (None, "success")]
         if samples and kept and not any(matched.get(key) for key in kept):
@@ -270,6 +276,17 @@ class TarReader:
                     f"{', '.join(sorted(present)[:MOST_NAMES])}"
                 )
 
+    def _link(self, sample: Sample, ending: str | None) -> str | None:
+        """What to do where a link stands in the place of a member of a sample, with its picture's
+        or this ending."""
+        linked = self.linked.get(sample.name)
+        if linked is None or (ending := ending or self._image(linked)) not in linked.members:
+            return None
+        return (
+            f"{linked.members[ending].name} is a link, which has no bytes: pack the tar again with "
+            "the files themselves (tar --dereference --hard-dereference)"
+        )
+
     def _dotted_row(self, sample: Sample, extension: str) -> dict[str, Any]:
         name = sample.members[extension].name
         record = self._record({}, name)
@@ -303,6 +320,8 @@ class TarReader:
         record["caption"] = caption
         record["uid"] = self._uid(record, values)
         if extension is None:
+            if link := self._link(sample, None):
+                return self._failed(record, "missing_file", link)
             members = ", ".join(sorted(sample.members))
             hint = ""
             if any(ending in IMAGE_EXTENSIONS for _, _, ending in sample._parted()):
@@ -316,7 +335,8 @@ class TarReader:
         if self.caption_column is None:
             record["caption"] = record["caption"] or ""
         elif not (record["caption"] or "").strip():
-            return self._failed(record, "no_caption", f"no caption beside {name}")
+            link = self._link(sample, self.text_member)
+            return self._failed(record, "no_caption", link or f"no caption beside {name}")
         if len((record["caption"] or "").encode()) > self.max_caption_bytes:
             record["caption"] = None
             return self._failed(record, "long_caption", f"more than {self.max_caption_bytes} bytes")

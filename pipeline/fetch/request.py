@@ -27,7 +27,14 @@ from clipmill.filters.optout import LIKE_US, product, refusal
 from clipmill.manifests import tls
 from clipmill.manifests.schema import Fetch
 from clipmill.manifests.text import valid_text
-from clipmill.pipeline.archives.codings import INFLATED, PACKED, Dechunker, Inflater, coding_names
+from clipmill.pipeline.archives.codings import (
+    INFLATED,
+    PACKED,
+    Dechunker,
+    Inflater,
+    coding_names,
+    is_whole,
+)
 from clipmill.pipeline.fetch import guard
 from clipmill.pipeline.fetch.guard import UNKNOWN, AddressSource, Refused, Resolver
 from clipmill.pipeline.fetch.outage import Outage
@@ -239,6 +246,8 @@ KEEP_ALIVE_S = 5.0
 BUDGET = 256 * 2**20  # bytes for large bodies that are in memory at once
 BACKOFF_S = 0.5  # before the first repeat, doubled for each further one, times 0.5 to 1.5
 ACCEPT = "image/jpeg,image/png,image/webp,image/gif,image/*;q=0.8,*/*;q=0.5"
+# Retry-After in seconds: some servers send fractions, a unit, or the header twice
+SECONDS = re.compile(r"(?i)([0-9]+(?:\.[0-9]*)?)\s*(?:s|secs?|seconds?)?\s*(?:,.*)?")
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -524,7 +533,7 @@ class Requests:
         status, headers = response.status, response.headers
         content_type = valid_text(headers.get("Content-Type", ""))[:200] or None
         answer = functools.partial(Answer, status=status, content_type=content_type)
-        if status != 200:
+        if not is_whole(status):
             await _drain(response)
             location = headers.get("Location")
             if status in REDIRECTS and location is not None:
@@ -565,7 +574,8 @@ class Requests:
             async with await self._response(url) as response:
                 status, headers = response.status, response.headers
                 location = headers.get("Location") if status in REDIRECTS else None
-                body = await _up_to(response, limit) if status == 200 else b""
+                # A robots.txt that came in part, or late, is obeyed as far as it is there.
+                body = await _up_to(response, limit) if status // 100 == 2 else b""
                 retry_after = headers.get("Retry-After")
                 return FileAnswer(
                     status=status,
@@ -651,8 +661,8 @@ def retry_after_s(value: str | None) -> float | None:
     """Retry-After in seconds, from a number or a date; None where it is neither."""
     if value is None:
         return None
-    if value.strip().isdecimal():
-        return min(float(value), 1e9)
+    if number := SECONDS.fullmatch(value.strip()):
+        return min(float(number[1]), 1e9)
     try:
         return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
     except (ValueError, OverflowError):

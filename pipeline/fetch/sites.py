@@ -21,7 +21,14 @@ from protego import Protego
 from clipmill.filters.optout import plain, reserves, usages
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.schema import Fetch
-from clipmill.pipeline.archives.codings import GZIP, INFLATED, PACKED, Inflater, coding_names
+from clipmill.pipeline.archives.codings import (
+    GZIP,
+    INFLATED,
+    PACKED,
+    Inflater,
+    coding_names,
+    is_whole,
+)
 from clipmill.pipeline.archives.urls import split
 from clipmill.pipeline.fetch import guard
 from clipmill.pipeline.fetch.guard import Refused
@@ -741,7 +748,7 @@ class Sites:
             status = answer.status or 0
             if answer.reason is not None:
                 others[name] = answer.reason
-            elif status == 200:
+            elif is_whole(status):
                 others[name] = self._rules(answer, read)
             else:
                 is_missing = 400 <= status < 500 and status != 429

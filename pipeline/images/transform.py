@@ -444,13 +444,24 @@ def _rgb(
             side = round(OVERSAMPLING * max(target)), round(OVERSAMPLING * max(target))
             image.draft(None, side)
         return apply_transform(image, transform)
+    tiles: Any = getattr(image, "tile", None) if image.format == "GIF" else None
+    drawn = tiles[0][1] if tiles else None
     image.load()
+    if drawn and drawn != (0, 0, *image.size):  # around it a GIF shows what is behind it
+        behind = Image.new("RGB", image.size, "white")
+        behind.paste(_opaque(image).crop(drawn), drawn[:2])
+        return behind
     if image.format == "PNG":
         header.check_rows(body, image)
         if body[24] == 16 and "transparency" in image.info:
             return _without_colour(image, body, limits)
     if image.mode.startswith("I"):
         return Image.fromarray(_eight_bits(image)).convert("RGB")
+    return _opaque(image)
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """As RGB, on white where it is transparent."""
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

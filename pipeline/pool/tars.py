@@ -61,22 +61,25 @@ def local_copy(path: str) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def index_tar(path: str, local: Path | None = None) -> list[Member]:
+def index_tar(
+    path: str, local: Path | None = None, links: list[Member] | None = None
+) -> list[Member]:
     """The regular files of a plain tar (ustar, GNU or pax) in order, without links and folders.
 
     `local` is a local copy of the tar, where there is one already; else a URL is copied first.
+    `links` gets the hard and symbolic links, as members without bytes.
     Damage is not taken for the end, as streaming readers do. ValueError with the offset for a wrong
     header, a member or end mark that is missing, and bytes behind the end; also for a compressed
     tar.
     """
     if local is None:
         with local_copy(path) as copy:
-            return index_tar(path, copy)
+            return index_tar(path, copy, links)
     with open(local, "rb") as f:
-        return list(_members(f, path, local.stat().st_size))
+        return list(_members(f, path, local.stat().st_size, [] if links is None else links))
 
 
-def _members(f: IO[bytes], path: str, size: int) -> Iterator[Member]:
+def _members(f: IO[bytes], path: str, size: int, links: list[Member]) -> Iterator[Member]:
     changed: dict[str, str] = {}  # what an extended header says about the next member
     offset = 0
     while True:
@@ -109,6 +112,8 @@ def _members(f: IO[bytes], path: str, size: int) -> Iterator[Member]:
             changed = {}
             if kind in (b"0", b"\0", b"7") and not name.endswith("/"):
                 yield Member(name=name, offset=data, length=length)
+            elif kind in (b"1", b"2"):
+                links.append(Member(name=name, offset=data, length=0))
         offset = ends
     for block in iter(lambda: f.read(CHUNK), b""):
         if block.strip(b"\0"):

@@ -13,17 +13,21 @@ import json
 import socket
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import brotli
 import pytest
 from PIL import Image
 
 from clipmill.manifests import disk
-from tests.support import commands, warcs
+from clipmill.pipeline.archives.wat import batches_of_wat
+from clipmill.pipeline.fetch.request import retry_after_s
+from tests.support import commands, warcs, wats
 
 STORED = "stored"
 
@@ -41,6 +45,11 @@ def reply(body: bytes, *headers: str, length: bool = True) -> bytes:
     lines = ["HTTP/1.1 200 OK", *headers, "Connection: close"]
     lines += [f"Content-Length: {len(body)}"] if length else []
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def under(status: str, body: bytes, *headers: str) -> bytes:
+    """An answer with another status than 200."""
+    return reply(body, *headers).replace(b"200 OK", status.encode(), 1)
 
 
 def moved(location: str) -> bytes:
@@ -157,6 +166,15 @@ ROWS = [
         answer=pieces(reply(chunks(IMAGE, b"\n"), CHUNKED, length=False), 2)),
     Row(source="iipc/jwarc#24 (cut)", why="chunks without their end",
         answer=reply(chunks(IMAGE)[:-200], CHUNKED, length=False), outcome="truncated"),
+    Row(source="scrapy/scrapy#8109", why="an image that was made for the request",
+        answer=under("201 Created", IMAGE)),
+    Row(source="demsking/image-downloader#19", why="an image that was changed on the way",
+        answer=under("203 Non-Authoritative Information", IMAGE)),
+    Row(source="scrapy/scrapy#8109 (later)", why="a page in the place of what is not ready",
+        answer=under("202 Accepted", b"<html>wait"), outcome="http_other", says="202"),
+    Row(source="scrapy/scrapy#8109 (part)", why="a part that nobody asked for",
+        answer=under("206 Partial Content", IMAGE[:99], "Content-Range: bytes 0-98/999"),
+        outcome="http_other", says="206"),
     Row(source="aio-libs/aiohttp#1689 (none)", why="no HTTP at all",
         answer=b"220 mail.test ready\r\n\r\n", outcome="http_other", says="Bad status line"),
 ]  # fmt: skip
@@ -166,6 +184,8 @@ MOVED = [
     ("go-gitea/gitea#19186", "/\\other.test/picture.jpg", "/picture.jpg"),
     ("zenphoto/zenphoto#494 (path)", "\\images\\f.jpg", "/images/f.jpg"),
     ("Norconex/crawler#230", "./a/../picture.jpg", "/moved/picture.jpg"),
+    ("0x676e67/wreq#1290", "/caf\u00e9.jpg", "/caf%C3%A9.jpg"),
+    ("snoyberg/http-client#83", "/a b.jpg", "/a%20b.jpg"),
     ("us/crw#542 (moved)", "http://robots.test/open/%2e%2E/private/x.jpg", "robots_txt"),
 ]
 # Host, path, reason or what is asked for.
@@ -178,6 +198,7 @@ PATHS = [
     ("us/crw#542 (end)", "robots.test", "/private/f/..", "robots_txt"),
     ("us/crw#542 (tdmrep.json)", "tdm.test", "/open/../private/a.jpg", "optout_site"),
     ("us/crw#542 (ai.txt)", "ai.test", "/open/%2e%2e/private/a.jpg", "optout_site"),
+    ("demsking/image-downloader#20", "changed.test", "/private/a.jpg", "robots_txt"),
     ("Norconex/crawler#230 (allowed)", "robots.test", "/private/../open/a.jpg", "/open/a.jpg"),
     ("Norconex/crawler#230 (root)", "robots.test", "/../../open/b.jpg", "/open/b.jpg"),
     ("Norconex/crawler#230 (name)", "robots.test", "/open/..b.jpg", "/open/..b.jpg"),
@@ -194,6 +215,8 @@ FILES = {
 def answer_of(host: str, path: str) -> bytes | tuple[bytes, ...]:
     if (body := FILES.get((host, path))) is not None:
         return reply(body)
+    if (host, path) == ("changed.test", "/robots.txt"):
+        return under("203 Non-Authoritative Information", FILES["robots.test", path])
     if path in ("/robots.txt", "/.well-known/tdmrep.json", "/ai.txt"):
         return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     if path.startswith("/moved/") and path[7:].isdigit():
@@ -305,6 +328,21 @@ def test_a_location_is_read_as_browsers_read_it(
         assert found[source]["reason"] == right
 
 
+@pytest.mark.parametrize(
+    ("source", "value", "seconds"),
+    [
+        ("urllib3/urllib3#2861", "0.503", 0.503),
+        ("getsentry/sentry#7919", "292.052427053", 292.052427053),
+        ("urllib3/urllib3#2861 (unit)", "2s", 2.0),
+        ("urllib3/urllib3#2861 (twice)", "3, 3", 3.0),
+        ("urllib3/urllib3#2861 (less)", "-1", None),
+        ("urllib3/urllib3#2861 (none)", "soon", None),
+    ],
+)
+def test_a_pause_that_a_server_asks_for(source: str, value: str, seconds: float | None) -> None:
+    assert retry_after_s(value) == seconds, source
+
+
 # --- archives ---------------------------------------------------------------------------------
 
 HTML = b"<html lang=en><p>" + b"words " * 400 + b"<img src=/a.jpg alt='a caption'></html>"
@@ -346,6 +384,136 @@ def test_a_stored_page_of_a_report(
     rows, counts = warcs.one(tmp_path, body, *headers)
     assert warcs.captions(rows) == ["a caption"] * images
     assert counts["damaged_records"] == damaged
+
+
+# Label of a page's charset, what it stands for in browsers, a caption.
+LABELS = [
+    ("harvard-lil/perma#1216", "x-sjis", "cp932", "猫"),
+    ("tox-dev/turbohtml#66", "windows-31j", "cp932", "①猫"),
+    ("harvard-lil/perma#1216 (GBK)", "x-gbk", "gb18030", "猫的照片"),
+    ("harvard-lil/perma#1216 (Big5)", "X-X-Big5", "big5", "貓"),
+    ("tox-dev/turbohtml#66 (Korean)", "windows-949", "cp949", "고양이"),
+    ("tox-dev/turbohtml#66 (Thai)", "dos-874", "cp874", "แมว"),
+    ("tox-dev/turbohtml#66 (Hebrew)", "iso-8859-8-i", "iso8859-8", "חתול"),
+    ("tox-dev/turbohtml#66 (Russian)", "koi8", "koi8-r", "кошка"),
+    ("tox-dev/turbohtml#66 (Czech)", "iso88592", "iso8859-2", "kočka"),
+    ("tox-dev/turbohtml#66 (Greek)", "sun_eu_greek", "iso8859-7", "γάτα"),
+]
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset={}", "text/html"], ids=["header", "meta"])
+@pytest.mark.parametrize(
+    ("source", "label", "name", "text"), LABELS, ids=[row[0] for row in LABELS]
+)
+def test_a_label_that_browsers_know_is_known(
+    source: str, label: str, name: str, text: str, kind: str, tmp_path: Path
+) -> None:
+    html = f'<html><meta charset="{label}"><img src=a.jpg alt="{text}"></html>'
+    rows, _ = warcs.one(tmp_path, html.encode(name), kind=kind.format(label))
+    assert warcs.captions(rows) == [text]
+
+
+# Images of a page -> what they become.
+LAZY = [
+    (
+        "luis-almeida/filtrify#1",
+        "a placeholder whose name says nothing stands for several images",
+        "<img src=film.png data-original=m/1.jpg alt=one><img src=film.png data-original=m/2.jpg "
+        "alt=two>",
+        {"m/1.jpg": "one", "m/2.jpg": "two"},
+    ),
+    (
+        "luis-almeida/filtrify#1 (alone)",
+        "right: a name that says nothing, of one image",
+        "<img src=film.png data-original=m/1.jpg alt=one>",
+        {"film.png": "one"},
+    ),
+    (
+        "luis-almeida/filtrify#1 (words)",
+        "a name of nothing but words of placeholders",
+        "<img src=t/lazy_placeholder-300x200.gif data-src=big.jpg alt=one>"
+        "<img src=loading-dock.jpg data-src=larger.jpg alt=two>"
+        "<img src=grey-image.png alt=three>",
+        {"big.jpg": "one", "loading-dock.jpg": "two", "grey-image.png": "three"},
+    ),
+    (
+        "kepano/defuddle#327",
+        "attributes of other names",
+        '<img src="data:," data-actualsrc=/x.jpg alt=one><img data-echo=/z.png?w=9 alt=two>'
+        '<img src=blank.gif nitro-lazy-src=/q.webp alt=three><img src="data:," data-name=a.jpg '
+        "alt=four>",
+        {"/x.jpg": "one", "/z.png?w=9": "two", "/q.webp": "three"},
+    ),
+    (
+        "kepano/defuddle#327 (noscript)",
+        "the caption of the copy for browsers without scripts, where the image has none",
+        '<img src="data:," data-x=/x.jpg><noscript><img src=/x.jpg alt=one></noscript>',
+        {"/x.jpg": "one"},
+    ),
+    (
+        "aFarkas/lazysizes#53",
+        "right: a set of addresses",
+        '<img src=placeholder.gif data-srcset="1.jpg 1x, 2.jpg 2x" alt=one>',
+        {"2.jpg": "one"},
+    ),
+    (
+        "Y2Z/monolith#80",
+        "right: two addresses that may both be of the image",
+        "<img src=small.jpg data-src=big.jpg alt=one>",
+        {"small.jpg": "one"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "why", "html", "right"), LAZY, ids=[row[0] for row in LAZY])
+def test_an_image_that_is_loaded_late_has_its_own_address(
+    source: str, why: str, html: str, right: dict[str, str], tmp_path: Path
+) -> None:
+    rows, _ = warcs.one(tmp_path, f"<html>{html}</html>")
+    found = {row["url"]: row["caption"] for row in rows}
+    assert found == {urljoin(warcs.PAGE, url): text for url, text in right.items()}, why
+
+
+def test_a_page_of_another_answer_than_200_is_a_page(tmp_path: Path) -> None:
+    """demsking/image-downloader#20: 203 is what a proxy makes of 200."""
+    for status, pages in {"203 Changed": 1, "206 Part": 0, "404 None": 0, "2000 No": 0}.items():
+        rows, _ = warcs.one(tmp_path, HTML, status=status)
+        assert len(rows) == pages, status
+
+
+@pytest.mark.parametrize(
+    ("date", "url", "caption", "anchor"),
+    [
+        ("2019-05-26T23:59:59Z", "a.jpg?p=1&v=2&copy=3", "Míchel \"R\" & 'x' &unknown; &", "R & B"),
+        (
+            "2019-06-15T00:00:00Z",
+            "a.jpg?p=1&amp;v=2&copy=3",
+            "M&iacute;chel &quot;R&quot; &amp; &#39;x&#x27; &unknown; &",
+            "R &amp; B",
+        ),
+        (None, "a.jpg?p=1&amp;v=2&copy=3", "M&iacute;chel &quot;R&quot; &amp; &#39;x&#x27; "
+         "&unknown; &", "R &amp; B"),
+    ],
+    ids=["before", "since", "unknown"],
+)  # fmt: skip
+def test_character_references_of_an_old_wat_are_decoded(
+    date: str | None, url: str, caption: str, anchor: str, tmp_path: Path
+) -> None:
+    """commoncrawl/ia-web-commons#14: the writer left them in until CC-MAIN-2019-26."""
+    written = "M&iacute;chel &quot;R&quot; &amp; &#39;x&#x27; &unknown; &"
+    links = [
+        {"path": "IMG@/src", "url": "a.jpg?p=1&amp;v=2&copy=3", "alt": written, "title": "&amp;"},
+        {"path": "A@/href", "url": "/big.jpg", "text": "R &amp; B"},
+    ]
+    body = json.loads(wats.response("http://p.test/x", links))
+    if date:
+        body["Envelope"]["WARC-Header-Metadata"]["WARC-Date"] = date
+    path = tmp_path / "x.warc.wat.gz"
+    path.write_bytes(gzip.compress(wats.record(json.dumps(body).encode())))
+    [batch] = batches_of_wat(str(path), Counter())
+    [row] = batch.to_pylist()
+    assert (row["url"], row["caption"]) == (f"http://p.test/{url}", caption)
+    assert (row["title"], row["anchor"]) == ("&" if "& B" in anchor else "&amp;", anchor)
 
 
 def test_damaged_records_are_in_every_summary(

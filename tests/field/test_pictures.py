@@ -74,6 +74,17 @@ def deep(colour: int, mode: int, transparent: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"tRNS", transparent) + data
 
 
+def on_canvas(width: int, height: int) -> bytes:
+    """A white GIF in the middle of a larger canvas, whose first colour is black."""
+    image = Image.new("P", (40, 20), 1)
+    image.putpalette([0, 0, 0, 255, 255, 255])
+    body = bytearray(saved("GIF", image))
+    frame = body.index(b"," + bytes(4) + struct.pack("<HH", 40, 20))
+    body[6:10] = struct.pack("<HH", width, height)
+    body[frame + 1 : frame + 5] = struct.pack("<HH", (width - 40) // 2, (height - 20) // 2)
+    return bytes(body)
+
+
 def cut(body: bytes, keep: float, end: bytes = b"\xff\xd9") -> bytes:
     """The first part of a file, and its end marker."""
     return body[: int(len(body) * keep)] + end
@@ -195,6 +206,8 @@ def rows() -> list[Row]:
         Row(source="python-pillow/Pillow#9281 (another colour)",
             why="a colour with the same upper bits stays",
             body=lambda: deep(0x0407, 2, b"\x04\x08" * 3), outcome=STORED, name="png"),
+        Row(source="Sybio/GifFrameExtractor#17", why="a frame smaller than the canvas of a GIF",
+            body=lambda: on_canvas(96, 64), outcome=STORED, name="gif", white=True),
         Row(source="h2non/filetype#163", why="the major brand miaf", name="avif",
             body=lambda: branded(b"miaf", b"mif1", b"avif"), outcome=STORED),
         Row(source="fdintino/pillow-avif-plugin#5", why="the major brand mif1", name="avif",

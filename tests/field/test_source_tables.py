@@ -205,6 +205,41 @@ ROWS = [
         status=2,
         says=("delimiter",),
     ),
+    Row(
+        source="johnkerl/miller#438",
+        why="a .tsv whose values are quoted as in a .csv",
+        files={"t.tsv": 'url\tcaption\nU1\t"lorem ""ipsum"" sit"\nU2\tmoo\n'},
+        status=2,
+        says=("quotation marks", "doubled", 'delimiter: "\\t"'),
+    ),
+    Row(
+        source="johnkerl/miller#438 (the way)",
+        why="right: what the message says",
+        files={"t.csv": 'url\tcaption\nU1\t"lorem ""ipsum"" sit"\nU2\tmoo\n'},
+        keys={"delimiter": "\t"},
+        captions=('lorem "ipsum" sit', "moo"),
+    ),
+    Row(
+        source="pytorch/text#612",
+        why="right: marks of a .tsv that are no quoting",
+        files={"t.tsv": 'url\tcaption\nU1\t"Second\nU2\tThird "one"\nU3\t"whole"\nU4\t""a"\n'},
+        captions=('"Second', 'Third "one"', '"whole"', '""a"'),
+    ),
+    # encodings
+    Row(
+        source="genspark-ai/genoffice#438",
+        why="UTF-16 without a mark",
+        files={"t.csv": f"{CSV}{U1},a\n".encode("utf-16-le")},
+        status=2,
+        says=("UTF-16LE", "iconv -f UTF-16LE"),
+    ),
+    Row(
+        source="genspark-ai/genoffice#438 (JSON)",
+        why="the other order of bytes, in lines that would all be damaged",
+        files={"t.jsonl": json.dumps({"url": U1, "caption": "a"}).encode("utf-16-be")},
+        status=2,
+        says=("UTF-16BE",),
+    ),
     # JSON
     Row(
         source="pandas-dev/pandas#28557",
@@ -352,6 +387,22 @@ ROWS = [
         files={"t.parquet": table([[{"from": "human", "value": "hi"}]] * 2)},
         status=2,
         says=("'caption'", "struct", "human"),
+    ),
+    Row(
+        source="facebookresearch/vilbert-multi-task#24",
+        why="the words of one caption are no captions",
+        files={
+            "t.jsonl": '{"url": "U1", "caption": ["a", "dog", "runs", "."]}\n'
+            '{"url": "U2", "caption": ["two", "cats"]}\n'
+        },
+        status=2,
+        says=("'caption'", "words of one caption", '["a","dog","runs","."]'),
+    ),
+    Row(
+        source="clipmill: tags",
+        why="right: a list of single words is a list of captions",
+        files={"t.jsonl": '{"url": "U1", "caption": ["dog", "running"]}\n'},
+        captions=("dog", "running"),
     ),
     Row(
         source="pipilurj/G-LLaVA#20",

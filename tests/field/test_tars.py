@@ -174,6 +174,21 @@ ROWS = [
         ],
         outcomes=(*lost("format", "format"), *stored("a JPEG")),
     ),
+    # links
+    Row(
+        source="mxmlnkn/ratarmount#28",
+        why="a picture that is a link has no bytes of its own: it is named so",
+        members=[*sample("1"), ("2.jpg", "1.jpg"), ("2.txt", b"b")],
+        outcomes=(*stored("a"), *lost("missing_file")),
+        says=("2.jpg is a link", "--hard-dereference"),
+    ),
+    Row(
+        source="bytedance/coconut_cvpr2024#21",
+        why="samples of nothing but links, and a caption that is one, are counted",
+        members=[*sample("1"), ("2.png", "../2.png"), ("3.jpg", picture()), ("3.txt", "1.txt")],
+        outcomes=(*stored("a"), *lost("no_caption", "missing_file")),
+        says=("is a link",),
+    ),
     # the parquet beside a tar
     Row(
         source="webdataset/webdataset#327",

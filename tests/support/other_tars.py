@@ -16,7 +16,7 @@ from clipmill.pipeline.pool.shard_writer import ShardJob
 from tests.support.commit_records import read_commit_records
 from tests.support.sidecars import read_sidecar
 
-Members = list[tuple[str, bytes]]
+Members = list[tuple[str, bytes | str]]  # a text: the member that a hard link stands for
 
 
 def picture(width=6, height=4, kind="JPEG", shade=0):
@@ -30,6 +30,8 @@ def pack(path, members, kind=tarfile.GNU_FORMAT):
     with tarfile.open(path, "w", format=kind) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
+            if isinstance(data, str):
+                info.type, info.linkname, data = tarfile.LNKTYPE, data, b""
             info.size, info.mtime, info.uname = len(data), 1_600_000_000, "somebody"
             tar.addfile(info, io.BytesIO(data))
     return path
