@@ -42,6 +42,7 @@ from clipmill.pipeline.table_files import (
     cast_value,
     python_values,
     require_columns,
+    utf_16,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -309,6 +310,8 @@ class TarReader:
         record = self._record(values, name)
         try:
             text = sample.read(tar, self.text_member) if self.reads_text else None
+            if utf_16(text or b""):  # without a mark it would be UTF-8 with NULs
+                raise ValueError("UTF-16")
             caption = record["caption"] if text is None else text.decode("utf-8-sig")
             if caption is not None and valid_text(caption) != caption:
                 raise ValueError("half of a surrogate pair")

@@ -215,6 +215,8 @@ def match_line(name: str, counts: MatchCounts, table: Table) -> str:
         line += f"; {counts.missing:,} {key}s are not stored in these shards"
         if not table.hashed_keys:  # what is kept of other keys are their hashes
             line += f" ({', '.join(counts.missing_keys[:3])} …)"
+        elif table.on == "url":
+            line += " in this spelling: the crawl wrote them without fragments and outer blanks"
     return line
 
 

@@ -174,6 +174,13 @@ ROWS = [
         ],
         outcomes=(*lost("format", "format"), *stored("a JPEG")),
     ),
+    Row(
+        source="jhc13/taggui#18",
+        why="UTF-16 without a mark, which is UTF-8 with NULs",
+        members=[*sample("1", "a cat".encode("utf-16-le")), *sample("2", b"b")],
+        outcomes=(*lost("encoding"), *stored("b")),
+        says=("UTF-8",),
+    ),
     # links
     Row(
         source="mxmlnkn/ratarmount#28",

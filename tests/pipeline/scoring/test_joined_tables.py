@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipmill.filters.table import Table
+from clipmill.filters.table import CaptionFile, Table
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
@@ -76,6 +76,14 @@ def test_the_line_names_what_is_missing() -> None:
     assert "8 of 20 stored rows have one of the 10 uids" in line
     assert "2 table rows repeat a uid" in line
     assert f"2 uids are not stored in these shards ({'aa' * 16}, {'bb' * 16} …)" in line
+
+
+def test_the_line_says_how_urls_are_spelled() -> None:
+    """hypothesis/h#2413: what was joined by URLs has other spellings of them."""
+    counts = MatchCounts(table_rows=3, keys=3, pool_rows=3, matched_rows=2, missing=1)
+    line = match_line("new@1", counts, CaptionFile(paths=("x.csv",), by="url"))
+    assert "1 urls are not stored in these shards in this spelling" in line
+    assert "spelling" not in match_line("n@1", counts, CaptionFile(paths=("x.csv",), by="sha256"))
 
 
 def test_a_table_that_is_damaged_is_an_error(tmp_path: Path) -> None:
