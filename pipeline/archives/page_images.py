@@ -30,6 +30,11 @@ ADDRESSES = (
     "data-lateloadsrc", "data-img-src", "data-original", "data-gt-lazy-src", "data-lazy",
     "data-lazy-src", "src2",
 )  # fmt: skip
+# Attributes of an image that are no address of one that is loaded late
+NO_LATE = frozenset((
+    "src", "srcset", "sizes", "alt", "title", "class", "id", "style", "width", "height", "border",
+    "align", "loading", "decoding", "fetchpriority", "itemprop",
+))  # fmt: skip
 # Names of images that stand in for others, without their endings
 PLACEHOLDERS = {
     "1px", "1x1", "ajax-loader", "blank", "clear", "clearpixel", "dot", "dummy", "empty", "gray",
@@ -282,14 +287,14 @@ def _may_stand_in(url: str) -> bool:
 
 def _stand_ins(images: Sequence[Attributes]) -> set[str]:
     """The values of `src` that stand for several images of a page: placeholders whose names say
-    nothing."""
+    nothing. Browsers read srcset at once: it is beside no placeholder."""
     sources = Counter((attributes.get("src") or "").strip(SPACE) for attributes in images)
     others: dict[str, set[tuple[str | None, str | None]]] = {}
     for attributes in images:
         source = (attributes.get("src") or "").strip(SPACE)
         if sources[source] > 1 and not is_placeholder(source):
-            rest = {name: value for name, value in attributes.items() if name != "src"}
-            if address := _chosen(rest, None)[0]:
+            late = {name: text for name, text in attributes.items() if name not in NO_LATE}
+            if address := late and _chosen(late, None)[0]:
                 others.setdefault(source, set()).add((address, attributes.get("alt")))
     return {
         source
