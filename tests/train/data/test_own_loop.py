@@ -370,7 +370,7 @@ def test_a_loader_goes_on_in_another_process(tiny_pool, method):
     loader = small(tiny_pool, workers=1)
     assert next(iter(loader)).step == 0
     with multiprocessing.get_context(method).Pool(1) as processes:
-        there = processes.apply(keys_of, (loader,))
+        there = processes.apply_async(keys_of, (loader,)).get(timeout=300)
     assert there == keys_of(loader)
     assert len(there) == 2
 
