@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,9 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
         # in /tmp: the path of a socket has at most 107 characters
         folder = tempfile.mkdtemp(prefix="mill-", dir="/tmp")
         try:
-            with _without_sighup(), given_ports(ray) as export_port:
+            # a Ray that cannot be given ports starts without, in the last try
+            ports = given_ports(ray) if tries < START_TRIES else nullcontext()
+            with _without_sighup(), ports as export_port:
                 ray.init(**settings, _temp_dir=folder, _metrics_export_port=export_port)
         except Exception as error:  # Ray has no class for it
             _remove_failed(ray, folder)
