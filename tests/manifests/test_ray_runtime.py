@@ -189,7 +189,11 @@ class SlowRay:
     started a process. Their objects are kept, as Ray keeps them.
     """
 
-    _private = SimpleNamespace(ray_constants=SimpleNamespace())
+    _private = SimpleNamespace(
+        ray_constants=SimpleNamespace(),
+        parameter=SimpleNamespace(RayParams=dict),
+        services=SimpleNamespace(start_ray_process=None),
+    )
 
     def __init__(self, failures: int) -> None:
         self.failures = failures

@@ -275,7 +275,7 @@ def test_a_url_list_that_is_not_utf8_costs_its_lines(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("t.csv", "url,caption\nhttp://p.test/1,a\n".encode("utf-16"), "is UTF-16; write it"),
-        ("t.jsonl", '{"url": "u", "caption": "c"}\n'.encode("utf-16-be"), None),
+        ("t.jsonl", '{"url": "u", "caption": "c"}\n'.encode("utf-16-be"), "is UTF-16BE; write"),
         ("t.jsonl", '\ufeff{"url": "u", "caption": "c"}\n'.encode("utf-16-be"), "is UTF-16"),
         ("t.tsv", b"url\tl\xe9gende\nhttp://p.test/1\ta\n", "its header is not UTF-8"),
         ("t.csv", b"url,caption,caption\nhttp://p.test/1,a,b\n", "has two columns 'caption'"),

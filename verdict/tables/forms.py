@@ -246,7 +246,11 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        try:
+            document = loader.get_single_data()
+        finally:
+            loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError):
         return None
     if not isinstance(document, dict):
