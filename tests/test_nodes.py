@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from clipmill.manifests import console
-from tests.support.clusters import BIN, Cluster, Store, free_port, running_cluster, start_store
+from clipmill.manifests.ray_runtime import free_ports
+from tests.support.clusters import BIN, Cluster, Store, running_cluster, start_store
 from tests.support.machines import Machine, laboratory
 from tests.support.processes import MARK, marked, new_mark
 from tests.support.trials import EVERYWHERE
@@ -121,7 +122,7 @@ def lab() -> Iterator[Lab]:
 
 def prepare(cluster: Cluster, store: Store, nodes: list[Machine], spare: Machine) -> Lab:
     """A web on every machine, and a build without Ray to compare with."""
-    head, port = cluster.head, free_port()
+    head, [port] = cluster.head, free_ports(1)
     environment = {**cluster.environment, **store.variables}
     script = str(ROOT / "examples" / "miniweb" / "small_web.py")
 

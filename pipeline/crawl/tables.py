@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import unicodedata
@@ -429,7 +430,7 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
 
 def _captioned_by_table(images: ImageFolder, source: Source, counts: Counter[str]) -> Iterator[Row]:
     table, named, names = folder_table(images, source), set[str](), images.images()
-    found = _Spellings(images, names)
+    found = functools.lru_cache(maxsize=1)(_Spellings(images, names))  # asked twice a row
     table.url_of = lambda name: images.file(found(name))
     table.on_address = lambda name: named.add(file_in(images.path, found(name)))
     yield from table.rows(images.table(str(source.captions)), counts)

@@ -68,6 +68,19 @@ def test_a_head_without_an_autoscaler_says_so(
     assert ray_runtime.has_autoscaler() is autoscaler
 
 
+def run_alone(python: str, code: str, environment: dict[str, str]) -> None:
+    """Run a program that prints `done` at its end."""
+    done = subprocess.run(
+        [python, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("imported", "prefix"),
@@ -101,15 +114,7 @@ print("done")
 """
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_WAIT"))}
-    done = subprocess.run(
-        [str(python), "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "done", done.stderr
+    run_alone(str(python), code, environment)
 
 
 SLOW_AGENTS = """
@@ -139,15 +144,7 @@ print("done")
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "done", done.stderr
+    run_alone(sys.executable, code, environment)
 
 
 @pytest.mark.parametrize(

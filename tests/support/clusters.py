@@ -9,7 +9,6 @@ import os
 import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -41,12 +40,6 @@ def ray_environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "240",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass
@@ -216,7 +209,7 @@ def running_cluster(
     """
     skip_without_ray_start()
     environment = {**ray_environment(), **(variables or {})}
-    cluster = Cluster(head, environment, free_port(), free_port(), head_cwd)
+    cluster = Cluster(head, environment, *free_ports(2), head_cwd)
     words = ["start", "--head", "--block", f"--port={cluster.port}", f"--num-cpus={head_cpus}"]
     words += [f"--node-ip-address={head.address}", "--include-dashboard=true"]
     words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={cluster.dashboard_port}"]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -24,8 +25,17 @@ from clipmill.train.trainer import loop
 SLOW_S = loop.LOCK_WAIT_S = 2.6
 
 
+def meet():
+    """Wait until both ranks are here: on a busy machine one imports all this seconds later."""
+    ready = [Path(f"{sys.argv[1]}-ready-{rank}") for rank in range(2)]
+    ready[int(os.environ["RANK"])].touch()
+    while not all(path.exists() for path in ready):
+        time.sleep(0.01)
+
+
 def main():
     process_group.TIMEOUT = timedelta(seconds=2)
+    meet()
     ranks = process_group.init_distributed("cpu")
 
     def work(*_):

@@ -92,10 +92,8 @@ def test_a_group_begins_and_ends(monkeypatch):
 def test_ranks_wait_longer_for_files_of_rank_0_than_inside_of_a_step(tmp_path):
     script = Path(__file__).resolve().parents[2] / "support" / "waiting_ranks.py"
     run = str(tmp_path / "run")
-    words = [sys.executable, str(script), run]
     with locked_folder(RunLayout(run).lock, "clipmill train"):
-        # On a busy machine a rank may be late inside of a step, too.
-        assert any(process_group.launch_ranks(words, 2) == 0 for _ in range(3))
+        assert process_group.launch_ranks([sys.executable, str(script), run], 2) == 0
 
 
 # --------------------------------------------------------------------------------------------------
