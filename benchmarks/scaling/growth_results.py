@@ -12,9 +12,9 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit.repair import repair_pool
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.train.evaluation.tasks import (
+    columns_in_batches,
     compact,
     ranks,
-    sample_columns,
     summarise,
     with_best_temperature,
 )
@@ -28,7 +28,7 @@ def classify_samples(folder: Path, count: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(count, CLASSES)
     labels = torch.arange(count) % CLASSES
-    columns = with_best_temperature(sample_columns(logits, labels))
+    columns = with_best_temperature(columns_in_batches(logits, labels))
     compact(columns, CLASSES), summarise(columns, CLASSES)
 
 

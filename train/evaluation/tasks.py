@@ -566,6 +566,12 @@ def sample_columns(logits_NC: Tensor, label_N: Tensor, name_C: Tensor | None = N
     }
 
 
+def columns_in_batches(logits_NC: Tensor, label_N: Tensor) -> Columns:
+    """`sample_columns` of all N rows, a batch of images at a time: its tables stay small."""
+    batches = [sample_columns(logits_NC[rows], label_N[rows]) for rows in batch_rows(len(label_N))]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
 def with_best_temperature(columns: Columns) -> Columns:
     """The columns of all samples, with `logprob_t` in the place of `logprobs_t`."""
     plain = {name: values for name, values in columns.items() if name != "logprobs_t"}
@@ -773,11 +779,7 @@ def _predict_probe(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predic
         logits_NC = probe.logits(test_NE)
     require_finite(finite_rows(logits_NC), samples.files, task.name, "logits")
     label_N = torch.tensor(samples.labels)
-    batches = [sample_columns(logits_NC[rows], label_N[rows]) for rows in batch_rows(len(label_N))]
-    columns: Columns = {}
-    for name in batches[0]:
-        columns[name] = np.concatenate([batch[name] for batch in batches])
-    predicted = predicted_of(columns, task, samples)
+    predicted = predicted_of(columns_in_batches(logits_NC, label_N), task, samples)
     details: Mapping[str, Any] = {"strength": strength, "train_images": len(labels)}
     return Predicted(columns=predicted.columns, metrics=predicted.metrics, details=dict(details))
 
