@@ -278,6 +278,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "loaders": _loaders,
     "remote": _remote,
     "bars": lambda: document.bar_lines(read("scale")),
+    "steps": lambda: document.step_lines(read("scale")),
     "projection": lambda: document.projection_lines(read("scale")),
     "whole": _whole,
     "filters": _filters,

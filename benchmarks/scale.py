@@ -38,7 +38,7 @@ from benchmarks import measured
 from benchmarks.scaling import document, processes
 from benchmarks.scaling.processes import children_cpu_s
 
-PARTS = ("plan", "command", "index", "views", "fetch")
+PARTS = ("plan", "command", "index", "rows", "views", "fetch")
 RESULTS = ROOT / "benchmarks/results/scale.json"
 ROUND = 1000  # counts are multiples of it
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LARGEST_EXPONENT = 1.05
 MIB = 2**20
+T_2 = 4.303  # of Student's t with two degrees of freedom, two-sided 95 %
 ROWS, NODES, CORES, ROWS_PER_SHARD = 10**9, 100, 16, 10_000  # of the projection
 Results = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
@@ -72,6 +75,42 @@ def exponents(results: Results) -> dict[str, float]:
             if exponent is not None:
                 values[f"{name} {step}"] = exponent
     return values
+
+
+# --- every step at every size ---------------------------------------------------------------------
+
+
+def step_lines(results: Results) -> Iterator[str]:
+    """CPU a row and the largest process at each size, and the exponent of each step."""
+    yield "| step | unit | 1x is | CPU of one, µs | largest process, MiB | exponent |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for name, part in results.items():
+        for step, rows in part["steps"].items():
+            first = next((row for row in rows if row["count"] >= part["base"]), None)
+            if first is None:
+                continue
+            large = [row for row in rows if row["count"] >= part["base"]]
+            costs = " ".join(f"{1e6 * row['cpu_s'] / row['count']:.3g}" for row in large)
+            peaks = " ".join(f"{row['peak_mib']:,}" for row in large)
+            yield (
+                f"| {name}, {step.replace('_', ' ')} | {part['unit']} | {first['count']:,} | "
+                f"{costs} | {peaks} | {_exponent_and_range(large)} |"
+            )
+
+
+def _exponent_and_range(rows: Rows) -> str:
+    """The exponent, and its 95 % range where there are four sizes: one run each, so that the range
+    comes from how far the sizes lie from the line."""
+    exponent = exponent_of(rows)
+    if exponent is None:
+        return ""
+    if len(rows) != 4:
+        return f"{exponent:.2f}"
+    x, y = (np.log([float(row[key]) for row in rows]) for key in ("count", "cpu_s"))
+    left = y - y.mean() - exponent * (x - x.mean())
+    error = math.sqrt(float(left @ left) / 2 / float(((x - x.mean()) ** 2).sum()))
+    half = T_2 * error
+    return f"{exponent:.2f} ({exponent - half:.2f} to {exponent + half:.2f})"
 
 
 # --- bars -----------------------------------------------------------------------------------------
