@@ -18,7 +18,7 @@ from typing import Any
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.schema import Fetch, Pair
 from clipmill.manifests.text import printable, valid_text
-from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch import guard, own_time
 from clipmill.pipeline.fetch.guard import AddressSource, Refused, Target
 from clipmill.pipeline.fetch.hosts import Host, Queues
 from clipmill.pipeline.fetch.request import (
@@ -69,7 +69,7 @@ class _Row:
     target: Target | None = None  # None until it has been checked
     requested: list[str] = field(default_factory=list)  # URLs, redirects included
     signals: dict[str, Any] = field(default_factory=dict)
-    started: float = 0.0  # of this visit, by the clock of the queues
+    started: float = 0.0  # of this visit, by own_time.now
     spent_s: float = 0.0  # in earlier visits
     attempts: int = 0
     repeats: int = 0  # attempts that count against fetch.retries
@@ -88,6 +88,7 @@ class _ShardFetch:
     )
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     patience: asyncio.TimerHandle | None = None  # runs from when no earlier shard is left
+    patient_until: float = 0.0  # by own_time.now
     out_of_patience: bool = False
     pauses: set[asyncio.TimerHandle] = field(default_factory=set)  # of rows that are repeated
 
@@ -241,16 +242,20 @@ class Fetcher:
     def _start_patience(self) -> None:
         """The patience of a shard starts when it is the earliest one."""
         if self._shards and (shard := self._shards[min(self._shards)]).patience is None:
-            shard.patience = asyncio.get_running_loop().call_later(
-                self.settings.patience_s, self._run_out_of_patience, shard
-            )
+            shard.patient_until = own_time.now() + self.settings.patience_s
+            self._check_patience(shard)
 
-    def _run_out_of_patience(self, shard: _ShardFetch) -> None:
+    def _check_patience(self, shard: _ShardFetch) -> None:
+        left_s = shard.patient_until - own_time.now()
         if self._outage is not None:  # no host was slow
             shard.patience = None
-            return
-        shard.out_of_patience = True
-        self._end_busy([(row, self._no_time) for row in self.queues.remove(shard.number)])
+        elif left_s > 0:
+            shard.patience = asyncio.get_running_loop().call_later(
+                left_s, self._check_patience, shard
+            )
+        else:
+            shard.out_of_patience = True
+            self._end_busy([(row, self._no_time) for row in self.queues.remove(shard.number)])
 
     def _end_busy(self, rows: Sequence[tuple[_Row, str]]) -> None:
         for row, detail in rows:
@@ -319,9 +324,9 @@ class Fetcher:
         try:
             # Other names' time, not this row's
             await self.requests.wait_for_lookup(row.target.host)
-            row.started = time.monotonic()
+            row.started = own_time.now()
             try:
-                async with asyncio.timeout(self.settings.deadline_s - row.spent_s) as limit:
+                async with own_time.limit(self.settings.deadline_s - row.spent_s) as limit:
                     answer = await self._ask(row, row.target, host, limit)
             except TimeoutError:
                 answer = Answer(
@@ -333,7 +338,7 @@ class Fetcher:
             answered = None if answer is None else answer.reason not in SILENT
             rejected = self.queues.finish(host, answered=answered)
         self._end_busy(rejected)
-        row.spent_s += time.monotonic() - row.started
+        row.spent_s += own_time.now() - row.started
         if answer is None:
             self._queue_again(row)
         elif answer.location is None:
@@ -352,7 +357,7 @@ class Fetcher:
         verdict = await self.sites.verdict(target.origin, target.url)
         if host.delay_s:
             limit.reschedule(loop.time() + self.settings.deadline_s - row.spent_s)
-            row.started = time.monotonic()
+            row.started = own_time.now()
         if verdict.signal is not None:
             row.signals.setdefault("site", {})[target.origin] = verdict.signal
         if verdict.reason is not None:
@@ -389,7 +394,7 @@ class Fetcher:
         pause_s = max(
             backoff_s(row.pair.uid, row.repeats + 1, answer.retry_after_s), self.queues.wait_s(host)
         )
-        spent_s = row.spent_s + time.monotonic() - row.started
+        spent_s = row.spent_s + own_time.now() - row.started
         if row.repeats >= self.settings.retries or spent_s + pause_s >= self.settings.deadline_s:
             return False
         row.repeats += 1

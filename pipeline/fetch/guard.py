@@ -25,6 +25,7 @@ from clipmill.manifests.schema import Fetch
 from clipmill.manifests.text import printable
 from clipmill.pipeline.archives import urls
 from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, split, trimmed, without_dots
+from clipmill.pipeline.fetch import own_time
 
 # --------------------------------------------------------------------------------------------------
 # URLs and addresses that may be requested: http and https, some ports, no private network.
@@ -312,7 +313,7 @@ class Dns:
     async def addresses(self, host: str) -> list[str]:
         """IPv4 and IPv6 addresses in the order of RFC 6724. socket.gaierror where there is none."""
         try:
-            async with asyncio.timeout(LOOKUP_S):
+            async with own_time.limit(LOOKUP_S):
                 answer = await self._client.getaddrinfo(
                     host, family=self._family, type=socket.SOCK_STREAM
                 )

@@ -35,7 +35,7 @@ from clipmill.pipeline.archives.codings import (
     coding_names,
     is_whole,
 )
-from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch import guard, own_time
 from clipmill.pipeline.fetch.guard import UNKNOWN, AddressSource, Refused, Resolver
 from clipmill.pipeline.fetch.outage import Outage
 
@@ -121,17 +121,17 @@ class Body:
             part = content.read_nowait()
             return (self._add(part) if part else None) or self._result()
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        limit = asyncio.timeout_at(started + RATE_AFTER_S if min_rate else None)
+        started = own_time.now()
         try:
-            async with limit:
+            async with own_time.limit(RATE_AFTER_S if min_rate else None) as limit:
                 while part := await content.readany():
                     if end := self._add(part):
                         return end
                     if self._size > FREE_BYTES and not self._acquired:
                         started += await self._acquire(limit)
                     if min_rate:  # the time at which the average falls below it, without more bytes
-                        limit.reschedule(started + max(RATE_AFTER_S, self._wire_bytes / min_rate))
+                        ends = started + max(RATE_AFTER_S, self._wire_bytes / min_rate)
+                        limit.reschedule(loop.time() + ends - own_time.now())
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -143,11 +143,11 @@ class Body:
 
         Returns the seconds of the wait, which do not count against the server.
         """
-        started = asyncio.get_running_loop().time()
+        started = own_time.now()
         limit.reschedule(None)
         await self._budget.acquire(budget_bytes(self._expected))
         self._acquired = budget_bytes(self._expected)
-        return asyncio.get_running_loop().time() - started
+        return own_time.now() - started
 
     def _add(self, part: bytes) -> tuple[str, str] | None:
         self._wire_bytes += len(part)

@@ -30,7 +30,7 @@ from clipmill.pipeline.archives.codings import (
     is_whole,
 )
 from clipmill.pipeline.archives.urls import split
-from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch import guard, own_time
 from clipmill.pipeline.fetch.guard import Refused
 from clipmill.pipeline.fetch.hosts import Queues
 from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, Requests, retry_after_s
@@ -594,9 +594,9 @@ class SiteFileClient:
             delay_s = self._queues.reserve_start(self._queues.host(target.host))
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
-            started = time.monotonic()
+            started = own_time.now()
             try:
-                async with asyncio.timeout(left_s):
+                async with own_time.limit(left_s):
                     answer = await self._requests.file(target.url, FILE_BYTES)
             except TimeoutError:
                 detail = "no whole answer in time"
@@ -604,7 +604,7 @@ class SiteFileClient:
             if answer.location is None:
                 break
             status = answer.status
-            left_s -= time.monotonic() - started
+            left_s -= own_time.now() - started
             try:
                 url = guard.joined(target.url, answer.location)
             except ValueError:
@@ -729,7 +729,7 @@ class Sites:
         others: dict[str, Any] = {}
         answer: FileAnswer | None = None
         delay_s = self._settings.delay_s
-        ends = time.monotonic() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
+        ends = own_time.now() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
         for name, (key, path, read, _) in OTHER_FILES.items():
             if key not in self._settings.site_files:
                 continue
@@ -740,7 +740,7 @@ class Sites:
                 others[name] = NOT_ASKED
                 continue
             try:
-                async with asyncio.timeout(ends - time.monotonic()):
+                async with own_time.limit(ends - own_time.now()):
                     answer = await self._client.get(origin + path)
             except TimeoutError:
                 answer = FileAnswer(status=None, reason="deadline")

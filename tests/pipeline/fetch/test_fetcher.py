@@ -124,6 +124,22 @@ def test_a_deadline_is_kept_and_a_timeout_is_not_repeated(web: Any, path: str) -
 
 
 @pytest.mark.slow
+def test_the_time_in_which_the_process_does_not_run_is_not_its_hosts(web: Any) -> None:
+    """As where it is stopped, or waits for a processor: no limit of a row passes meanwhile."""
+    urls = ["http://a.web.test/slow/0.5", "http://b.web.test/hang"]
+    pairs = web.pairs(*urls, "http://b.web.test/picture/1.jpg")  # the last waits for /hang
+    settings = web.fetch(deadline_s=1.5, patience_s=2.5, per_host=1)
+
+    async def collect() -> list[tuple[int, Fetched]]:
+        asyncio.get_running_loop().call_later(0.3, time.sleep, 3.0)
+        return [item async for item in fetch_all(pairs, settings)]
+
+    ends = dict(uvloop.run(collect()))
+    assert [ends[n].reason for n in range(3)] == [None, "deadline", None]
+    assert all(end.elapsed_s < 2 for end in ends.values())
+
+
+@pytest.mark.slow
 def test_the_deadline_covers_all_retries(web: Any) -> None:
     end = one(web, "/status/503?Retry-After=1", deadline_s=1.5, retries=5)
     assert (end.reason, end.attempts) == ("http_5xx", 2)
