@@ -29,6 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
+# Threads of torch that wait for each other count as work, beside other programs as a lot of it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks import measured
 from benchmarks.peers.rows import machine_kind
