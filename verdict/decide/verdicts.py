@@ -53,6 +53,8 @@ LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 MOST_CHECKED = 200  # runs of a column that may be an average
+LEAST_SHARE = 0.1  # of right answers, up to 1, that are hardly percentages
+MOST_TIMES = 50.0  # larger a task without a unit is than another one of one average
 MOSTLY = 0.9  # of the rows, where a file may have mistakes
 SIGNS = re.compile(r"[/:]+|\.+(?=[^\d.])")  # between the parts of a name, not in a number
 MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
@@ -874,6 +876,9 @@ def _unit(
             return "share", "name"
         is_percent = high <= 100 and float(np.median(values)) > 1
         return ("percent", "values") if is_percent or not bounded else ("", "values")
+    is_small = 0 <= low <= high <= 1 and float(np.median(values)) > LEAST_SHARE
+    if by_name == "percent" and bounded and is_small and name_facts(name).higher:
+        return "share", "guess: no value under the percent sign is above 1, --unit if it is"
     return by_name, "name" if by_name else "guess"
 
 
@@ -1114,7 +1119,7 @@ def _are_alike(singles: Mapping[str, TaskScores]) -> bool:
     for scores in singles.values():
         values = [abs(value) for own in scores.values.values() for value in own.values()]
         most.append(max(values))
-    return not (min(most) <= 1 < max(most)) and max(most) <= 1000 * max(min(most), 1e-300)
+    return not (min(most) <= 1 < max(most)) and max(most) <= MOST_TIMES * max(min(most), 1e-300)
 
 
 def _check_band(

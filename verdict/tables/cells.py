@@ -28,9 +28,10 @@ INTERVAL = re.compile(
 BRACKETS = re.compile(rf"({CORE})\s*(%?)\s*[\[({{]\s*([-+↑↓▲▼△▽]?\s*{CORE})\s*%?\s*[\])}}]", re.I)
 CHANGE = re.compile(rf"({CORE})\s*(%?)\s*[↑↓▲▼△▽]\s*(?:{CORE}\s*%?)?", re.I)
 WITH_UNIT = re.compile(
-    rf"({CORE})\s*(ns|us|µs|ms|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|[kKMBGT]|[KMGT]i?B|dB|px|"
+    rf"({CORE})(?:\s*(?:±|\+/-|\+-)\s*({CORE}))?\s*(ns|us|[µ\u03bc]s|ms|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|[kKMBGT]|[KMGT]i?B|dB|px|"
     r"fps|it/s|x|×|pts?|pp|points?|[KMGTPE]?FLOPs?|[kKMG]?W|k?Wh|k?J|[ckm]?m|°C?|deg|img/s|tok/s|USD|\$)"
 )
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0}
 SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 TAGS = re.compile(r"</?(?:b|strong|i|em|u|code|sup|sub|span|mark|font|br)\b[^>]*>", re.I)
 MARKS = re.compile(r"[*†‡§¶⁎∗★☆✓]+|\^\w{1,2}$|\[\^?\w{1,3}\]$|[¹²³ᵃᵇᶜ]+$")
@@ -129,10 +130,12 @@ def _marked(text: str, comma: str) -> Cell:
     if found := CHANGE.fullmatch(plain):
         return _cell(found, "a number with a change")
     if found := WITH_UNIT.fullmatch(plain):
-        size = SIZES.get(found[2].lower())
-        if size is not None and found[2] != "m":
-            return Cell(float(found[1]) * size, f"numbers with {found[2]} behind them")
-        return Cell(float(found[1]), f"numbers with {found[2]} behind them", unit=found[2])
+        unit, spread = found[3], float(found[2]) if found[2] else None
+        note = SPREAD_NOTE if found[2] else f"numbers with {unit} behind them"
+        size = SIZES.get(unit.lower(), 1.0) if unit != "m" else 1.0
+        spread = None if spread is None else spread * size
+        unit = "" if unit != "m" and unit.lower() in SIZES else unit
+        return Cell(float(found[1]) * size, note, unit=unit, spread=spread)
     return NOTHING
 
 

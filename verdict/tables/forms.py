@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from clipmill.verdict.measurements import SCHEMA
-from clipmill.verdict.tables.cells import is_empty, is_missing, read_cell
+from clipmill.verdict.tables.cells import SECONDS, is_empty, is_missing, read_cell
 from clipmill.verdict.tables.frames import (
     Column,
     Frame,
@@ -50,6 +50,7 @@ LEAST_LOGGED, MOST_LOGGED = 3, 500  # lines of a log with the same names; letter
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
+MOST_PARTS = 3  # of a name, joined by _, that may be the name of a model alone
 MOST_YAML = 2**20  # characters of a text that is read as YAML
 MOST_CAPTION = 60  # letters of a line that names the table below it
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
@@ -86,6 +87,14 @@ YAML_LINE = re.compile(r"\s*(#.*|- .*|[^\s:#{\[][^:]*:(\s.*)?)")
 LOGGED = re.compile(
     r"(?<![\w.])([A-Za-z_][\w/%().-]*)\s*[:=]?\s*[-+]?\d[\d.]*(?:e[-+]?\d+)?%?(?=[\s,;|)\]]|$)"
 )
+# `Top-1 err = 0.28`, `TEST Iter 0: loss = 2.1`; a line of one; a title with marks around it; and
+# what numbers the lines of one model.
+PAIR = re.compile(
+    r"(?:[^=:]*:\s*(?=[^=:]*=))?([^\d\W][^=:]*?)\s*[:=]\s*([-+]?[\d.]+(?:e[-+]?\d+)?%?|nan)", re.I
+)
+PAIR_LINE = re.compile(r"([^\d\W][\w ./@()-]*?)\s+=\s+(\S.*)")
+TITLE = re.compile(r"([*#=-])\1{2,}.*")
+COUNTS = re.compile(r"\W*(epoch|step|iter|round|batch|run|trial|seed|fold|rep|split|it)\w*\b", re.I)
 # A number of siunitx with its uncertainty in the last digits.
 LAST_DIGITS = re.compile(r"(?<![\d.])(\d+\.(\d+))\((\d+)\)")
 UNITS = re.compile(
@@ -940,6 +949,8 @@ def _has_numbers(column: Column) -> bool:
 def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    if (frame := _frame_of_pairs(text.split("\n"))) is not None:
+        return frame
     csv.field_size_limit(2**31 - 1)
     sample = [line for line in itertools.islice(io.StringIO(text), HEAD * 2) if line.strip()]
     if any(map(BENCHSTAT.match, sample)):
@@ -977,6 +988,51 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
             return _frame_of_grids(grids, table, name, "tables")
         return _frame_of_rows(grids[0], name, delimiter)
     return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _frame_of_pairs(lines: Sequence[str]) -> Frame | None:
+    """A row of a file of lines `name = value`, or one for each line of text that has lines of names
+    and numbers directly below it, as models that were evaluated one after the other; None of
+    another text, also of the steps, runs or folds of one model.
+    """
+    lines = [line.strip().rstrip(",;") for line in lines]
+    filled = [line for line in lines if re.search(r"\w", line) and not TITLE.fullmatch(line)]
+    found = [PAIR_LINE.fullmatch(line) for line in filled]
+    if len(found) > 1 and None not in found:
+        record = {one[1]: one[2] for one in found if one}
+        names = len(record) == len(found) and any(map(_is_value, record.values()))
+        return frame_of_records([record], "lines of names and values") if names else None
+    records = list[dict[str, str]]()
+    for before, line in itertools.pairwise(["", *lines]):
+        pairs = _pairs(line)
+        if pairs and before and not _pairs(before):
+            records.append({"name": before})
+        if pairs and (not before or not records or records[-1].keys() & pairs.keys()):
+            return None  # a log: the same again
+        if pairs:
+            records[-1] |= pairs
+    named = sum(len(one) > 2 for one in records)
+    is_most = 2 < 2 * named >= len(records) and 4 * len(records) >= len(filled)
+    if not is_most or any(COUNTS.match(one["name"]) for one in records):
+        return None
+    parts = [one["name"].split("_") for one in records]
+    if len(set(map(len, parts))) > 1 < MOST_PARTS < max(map(len, parts)):
+        return None  # a model, a data set and settings, but nobody knows which is which
+    places = enumerate(zip(*parts, strict=False))
+    varied = {tuple(map(each.index, each)): n for n, each in places if len({*each}) > 1}
+    if len(varied) > 1:
+        for one, own in zip(records, parts, strict=True):
+            del one["name"]
+            one |= {f"part {n + 1}": own[n] for n in sorted(varied.values())}
+    return frame_of_records(records, "lines of numbers below names")
+
+
+def _pairs(line: str) -> dict[str, str]:
+    """The names and numbers of a line that holds nothing else; {} of another one."""
+    found = [
+        PAIR.fullmatch(part) for part in re.split(r"[,;]\s*|\s{2,}|\s\|\s", line.strip()) if part
+    ]
+    return {} if None in found else {one[1].strip(): one[2] for one in found if one}
 
 
 def _check_log(lines: Sequence[str], *, is_table: bool = False) -> None:
@@ -1056,6 +1112,10 @@ def _delimiter(sample: Sequence[str]) -> str | None:
             width, count = max(widths.items(), key=lambda item: (item[1], item[0]))
             score = (count / max(1, len(rows)) + min(width, 30) / 1000 - place / 1e4, sign)
             best = max(best, score) if best else score
+    if best is not None and best[1] == "\t":
+        rows = [re.split(r"\t+", line.strip()) for line in sample[:HEAD]]
+        if len(set(map(len, rows))) == 1 and len({line.count("\t") for line in sample[:HEAD]}) > 1:
+            return r"\t+"  # several of them, so that columns stand below each other
     if best is not None and best[0] >= 0.4:
         return best[1]
     for pattern in (r"\s{2,}|\t", r"\s+"):
@@ -1131,11 +1191,35 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
+    _in_seconds(frame)
     frame = _without_shifted(frame)
     if form.startswith(("Markdown", "LaTeX", "HTML")):
         _fill_continued(frame)
     _note_doubles(frame)
     return _known_text_form(_without_groups(frame))
+
+
+def _in_seconds(frame: Frame) -> None:
+    """Writes times in seconds, where some column has them in several units."""
+    units = {
+        name: {cell.unit for cell in column.cells if cell.value is not None}
+        for name, column in frame.columns.items()
+    }
+    times = [name for name, own in units.items() if own and own <= SECONDS.keys()]
+    if not any(len(units[name]) > 1 for name in times):
+        return
+
+    def written(value: Any) -> Any:
+        cell = read_cell(value)
+        if cell.value is None:
+            return value
+        size = SECONDS[cell.unit]
+        spread = "" if cell.spread is None else f" ± {size * cell.spread:.9g}"
+        return f"{size * cell.value:.9g}{spread} s"
+
+    for name in times:
+        frame.columns[name] = frame.columns[name].mapped(written)
+    frame.notes.append(f"{', '.join(times[:5])}: times of several units, all in seconds here")
 
 
 def _fill_continued(frame: Frame) -> None:
@@ -1257,7 +1341,8 @@ def _melted(
 
 def _rows_are(name: str, column: Column) -> str:
     """`metric` or `task` where a column says that its rows are of these; else ""."""
-    known = [is_known(str(value)) for value in column.present()]
+    names = [str(value) for value in column.present() if len(str(value)) <= MOST_CAPTION]
+    known = [is_known(name) for name in names]
     if sum(known) * 2 > len(known):
         return "metric"
     role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain_name(name))), "")
@@ -1326,6 +1411,8 @@ class _Header:
             return cls([f"column {n}" for n in range(1, width + 1)], width, 0, 0, (), [
                 "no row names the columns: they are numbered"
             ], {}, False)  # fmt: skip
+        if above and _is_vague([_name(cell) for cell in head[above]], numeric):
+            above -= _are_groups(head[above - 1], numeric)
         levels = [[_name(cell) for cell in head[above]]]
         longer = [len(row) == len(levels[0]) + 1 for row in head[above + 1 :]]
         if spaced and len(longer) > 1 and all(longer):  # names of rows, as of R
@@ -1412,6 +1499,16 @@ def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: 
     first = head[0]
     is_text = [not is_empty(cell) and read_cell(cell).value is None for cell in first]
     return 0 if all(is_text) and len(first) >= 2 else None
+
+
+def _are_groups(row: Sequence[Any], numeric: Sequence[int]) -> bool:
+    """Whether the row above a header whose names repeat has several names over its columns of
+    numbers, the first of which has one.
+    """
+    cells = [row[place] for place in numeric if place < len(row)]
+    texts = [cell for cell in cells if not is_empty(cell)]
+    are_names = all(isinstance(cell, str) and read_cell(cell).value is None for cell in texts)
+    return are_names and len(set(texts)) > 1 and not is_empty(cells[0])
 
 
 def _is_counted(row: Sequence[Any], body: Sequence[Sequence[Any]], numeric: Sequence[int]) -> bool:

@@ -224,13 +224,20 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
     }  # fmt: skip
     if not lists or len(set(map(len, lists.values()))) > 1 or isinstance(row.get("metrics"), dict):
         return [row]
-    if any(is_number(row[key]) and is_known(key) for key in row.keys() - summaries):
+    others = {key for key in row.keys() - summaries if is_number(row[key]) and is_known(key)}
+    are_means = bool(summaries) and all(map(SUMMARY.search, others))
+    if others and not are_means:
         return [row]  # the lists are something else
     rest = {key: value for key, value in row.items() if key not in lists and key not in summaries}
+    rest |= {key: f"of all runs: {row[key]}" for key in others}
     count = len(next(iter(lists.values())))
     names = {key: key for key in lists}
-    if len(lists) == 1:
-        base = RUN_LIST.sub("", key := next(iter(lists))) or "value"
+    stems = [RUN_LIST.sub("", key) for key in lists]
+    summarised = {SUMMARY.sub("", key) for key in summaries}
+    for key, stem in zip(list(lists), stems, strict=True):
+        base = stem or "value"
+        if len(lists) > 1 and (stems.count(stem) > 1 or stem not in summarised):
+            continue
         names[key] = base if is_known(base) else next(filter(is_known, _singular(base)), base)
     columns: dict[str, Sequence[Any]] = {names[key]: each for key, each in lists.items()}
     columns |= {"_step": range(count)} if not of_seeds and _is_training(lists) else {}

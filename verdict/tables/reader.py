@@ -26,6 +26,7 @@ from clipmill.verdict.tables.account import Account, ColumnRole, LeftOut
 from clipmill.verdict.tables.cells import (
     BRACKETS_NOTE,
     PERCENT_NOTE,
+    SECONDS,
     SIZES,
     SPREAD_NOTE,
     is_empty,
@@ -1167,9 +1168,11 @@ class _Reading:
         """The cells of all columns of values that are numbers; the others are counted."""
         parts: list[_Cells] = []
         understood: Counter[str] = Counter()
+        are_times = not self.roles.direction
         for name in self.roles.values:
             column = self.frame.columns[name]
             if _has_dictionaries(column):
+                are_times = False
                 parts.append(self._of_dictionaries(column))
                 continue
             self.attempted += self.frame.rows
@@ -1182,6 +1185,7 @@ class _Reading:
                     units[cell.unit] += count
                     own[cell.note] += count
                     self.shares |= {name} if cell.note == PERCENT_NOTE else set()
+            are_times &= bool(units) and units.keys() <= SECONDS.keys()
             if len(units) > 1:
                 shown = ", ".join(unit or "none" for unit in units)
                 raise ValueError(f"column {name!r} has numbers with several units ({shown})")
@@ -1202,6 +1206,9 @@ class _Reading:
         self.are_means = 2 * understood[SPREAD_NOTE] > len(self.cells.value_N)
         self._leave_out_spreadless()
         self.table = self._texts()
+        tasks = self.table["task"]
+        if are_times and not any(name_facts(text_of(each)).higher for each in tasks.present()):
+            self.table["higher"] = recoded(["lower"], 0 * tasks.codes)
         self._take_caption()
         metrics = self.table["metric"].texts()
         bad = {
@@ -1802,7 +1809,17 @@ class _Reading:
         known = sum(
             is_known(name) and not DERIVED_WORDS.search(plain_name(name)) for name in roles.values
         )
-        if is_wide and 3 * known <= len(roles.values) and (
+        ends: dict[str, list[str]] = {}
+        for name in [each for each in self.frame.columns if roles.given.get(each, ("",))[0] in (
+            "metric", "spread") and not is_known(each)]:  # fmt: skip
+            ends.setdefault(name.rpartition("_")[2], []).append(name)
+        grid = {end: own for end, own in ends.items() if len(own) > 1 and spread_kind(end) is None}
+        if is_wide and len(grid) > 1:  # `lin_cov`, `lin_size`, `geo_cov`, `geo_size`
+            ways += [
+                Way(f"the {end} of each", {"arm": ("columns",), "value": tuple(own)}, "block")
+                for end, own in itertools.islice(grid.items(), 3)
+            ]
+        elif is_wide and 3 * known <= len(roles.values) and (
             not known or are_of_one_size(self.frame, roles)
         ):  # fmt: skip
             ways.append(Way(f"{', '.join(roles.values[:4])}", {"arm": ("columns",)}, "block"))
@@ -2009,7 +2026,10 @@ class _Reading:
              Way("parts of the arm, and what crosses the arms",
                  {"arm": (*own, *parts)} | _beside(roles.task, crossing), "block")),
             *((is_other, way) for way in self._other_arms(names, own)),
-            (are_settings and bool(alone), Way("each row is a run", {"seed": alone})),
+            (are_settings and bool(alone) and not any(
+                is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N.astype(np.int64))
+                for each in names
+            ), Way("each row is a run", {"seed": alone})),  # of a search, which has no design
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
              Way("each file is one", {"arm": ("file",)})),
             *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
@@ -2038,7 +2058,7 @@ class _Reading:
         )
         rest = tuple(name for name in names if name not in (*counters, *crossing))
         if not rest or not (counters or crossing) or any(
-            self.roles.given[name][0] == "setting" for name in rest
+            self.roles.given[name][0] == "setting" or plain_name(name) in ARM_WORDS for name in rest
         ):  # fmt: skip
             return {}
         found = {"seed": (*self.roles.seed, *counters)} if counters else {}

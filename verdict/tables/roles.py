@@ -88,7 +88,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
          r"heartbeat(_at)?|date|day|days|walltime|wall_clock|wall|relative_time\w*|sec|"
          r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_used_\w+|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
-         r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step))?",
+         r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step|str))?",
          "by its name: a time"),
         ("task", r"(\w+_)?(dataset|benchmark|test_set|testset|eval_set|evalset)(_name)?|tasks?|"
          r"section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
@@ -216,6 +216,7 @@ RUN_NAMES = re.compile(
 STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eval", "best", "last",
           "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
 NUMBERED = re.compile(r"([A-Za-z]{1,12}[-_ ]?)?\d+")
+STEP_FILE = re.compile(r"(.*?)(\d{2,})\.(pkl|pt|pth|ckpt|tar|h5|bin|safetensors|npz)")
 PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
 OF_LM_EVAL = "of lm-eval"  # whose standard errors are over the test samples of one run
@@ -298,6 +299,9 @@ class Way:
     def grown(self, question: Open) -> Way:
         """The same answer to a further question."""
         names, where, split = question.names, question.where, question.split
+        steps = next((way.names["step"] for way in question.ways if "step" in way.names), ())
+        if steps and self.grows == "block":
+            return replace(self, names={**self.names, "step": steps})
         if self.grows == "where":
             return replace(self, where=(*self.where, *where))
         if self.grows == "block" and split:
@@ -372,6 +376,7 @@ def roles_of(frame: Frame, told: Options, several_files: bool) -> Roles:
     _check_told(frame, told)
     roles = Roles()
     _count_answers(frame)
+    _number_steps(frame)
     _told_roles(frame, told, roles)
     numeric = {name: _is_numeric(name, column) for name, column in frame.columns.items()}
     for name, column in frame.columns.items():
@@ -511,6 +516,12 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     first = next(
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
+    if (
+        first is None
+        and not is_numeric
+        and (short := re.sub(r"\s*[\[(][^()\[\]]*[\])]$", "", name)) != name
+    ):
+        return _by_name(short, column, is_numeric, frame)  # `Metric (statistic)`
     prefix = SETTING_PREFIX.match(name)
     if is_numeric and re.search(r"[^.]\.(n|count|support|std|stderr|num_\w+)$", name):
         return ("spread" if "std" in name[-6:] else "count"), "by the end of its name"
@@ -684,6 +695,22 @@ def _are_metrics(present: Sequence[object]) -> bool:
     return len(present) > 1 and len(known) * 5 >= 4 * len(present)
 
 
+def _number_steps(frame: Frame) -> None:
+    """Makes names of files that a training wrote at its steps the numbers in them."""
+    for name, column in frame.columns.items():
+        texts = [text_of(value) for value in column.values]
+        found = [STEP_FILE.fullmatch(text) for text in texts]
+        if len(found) > 1 and None not in found and len({one[1] for one in found if one}) == 1:
+            frame.columns[name] = recoded([int(one[2]) for one in found if one], column.codes)
+            frame.roles[name] = ("step", "names of the files of one training")
+    first = next(iter(frame.columns))
+    numbers = frame.columns[first].numbers()
+    if is_known(first) and frame.rows >= LEAST_DATES and len(set(np.diff(numbers))) == 1 and (
+        numbers[0] > 0 == numbers[0] % 1 and numbers[1] > numbers[0] + 1
+    ):  # fmt: skip
+        frame.roles[first] = ("step", "it rises evenly: its name is that of the other columns")
+
+
 def _are_splits(present: Sequence[object]) -> bool:
     words = [re.split(r"[^a-z]+", str(value).lower()) for value in present]
     return len(present) <= 12 and all(set(word) & set(SPLITS) for word in words)
@@ -748,6 +775,8 @@ def _settle_run_count(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -
             cell.spread is not None for each in numeric for cell in frame.columns[each].cells
         )
         is_clear = role == "count" or len(column.present()) == 1
+        texts = [each for each in roles.given if not numeric[each]]
+        is_clear |= bool(roles.spreads) and not _has_repeats(frame, texts)
         if role in ("count", "seed", "setting", "metric") and is_clear and (
             has_spreads and np.nanmin(column.numbers()) >= 1
         ):  # fmt: skip
@@ -904,6 +933,13 @@ def _settle_values(frame: Frame, told: Options, roles: Roles, numeric: Mapping[s
         roles.given[name] = ("metric", "numbers")
     roles.metric = tuple(names)
     roles.values = tuple(name for name in roles.of("metric") if name not in names)
+    parts = [
+        name for name in roles.values if roles.given[name] == ("metric", "numbers")
+        and CROSSING.fullmatch(plain_name(name)) and are_whole(frame.columns[name])
+    ]  # fmt: skip
+    if len(parts) < len(roles.values):  # a number of a fold is no result
+        roles.give("identifier", parts, "by its name: numbers what is tested on")
+        roles.values = tuple(name for name in roles.values if name not in parts)
     roles.is_long = bool(names) and len(roles.values) == 1
 
 
@@ -1180,6 +1216,8 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         most = 0.25 * (plain_name(name) in words)
         if len(set(map(text_of, column.present()))) < 2 or _files_without(frame, column) > most:
             continue
+        if not _is_numeric(name, column) and _refers(name, frame):
+            continue  # to the row that it was compared with
         if 2 * int(column.is_there().sum()) < frame.rows:
             continue  # blank in most rows: a variation of what another column names
         plain, is_number = plain_name(name), _is_numeric(name, column)
@@ -1202,6 +1240,16 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         ):  # fmt: skip
             texts.append(name)
     return [name for _, name in sorted(named)] + texts
+
+
+def _refers(name: str, frame: Frame) -> bool:
+    """Whether some rows name other rows: by what another column has of its own in each row."""
+    own = {text_of(each) for each in frame.columns[name].present()}
+    return any(
+        each != name and len(column.present()) == frame.rows
+        and own < {text_of(value) for value in column.present()}
+        for each, column in frame.columns.items()
+    )  # fmt: skip
 
 
 def _files_without(frame: Frame, column: Column) -> float:

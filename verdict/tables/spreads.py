@@ -42,7 +42,7 @@ RUNS_SAID = re.compile(
 )  # fmt: skip
 SPREAD_WORD = re.compile(
     r"(?<![a-z])(std\.? ?dev\.?|std\.? ?err\.?|standard[ _]deviation|standard[ _]error|stddev|"
-    r"stdev|stderr|std|sd|sem|95 ?% ?ci|ci ?95)(?![a-z])", re.I
+    r"stdev|stderr|std|sd|s\.d\.|sem|95 ?% ?ci|ci ?95)(?![a-z])", re.I
 )  # fmt: skip
 MEAN_WORD = re.compile(r"(?<![a-z])(mean|average|avg)(?![a-z])", re.I)
 LEAST_CELLS, ALIKE, APART = 3, 0.05, 0.15  # of spreads that a test set alone may have left
@@ -137,17 +137,19 @@ def with_spreads_beside(frame: Frame) -> Frame:
         )
         if is_all and set(kinds.values()) <= means.keys() and name != "file":
             others = [other for other in texts if other != name]
-            if (moved := _moved(frame, name, labels, kinds, others, numeric)) is not None:
+            are_alone = {*labels.values()} == {""}  # of a column of `mean` and `std` alone
+            moved = _moved(frame, name, labels, kinds, others, numeric, sure=are_alone)
+            if moved is not None:
                 return moved
     return frame
 
 
 def _moved(
     frame: Frame, name: str, labels: Mapping[str, str], kinds: Mapping[str, str],
-    others: list[str], numeric: list[str]
+    others: list[str], numeric: list[str], *, sure: bool
 ) -> Frame | None:  # fmt: skip
     """The table without the rows of spreads, which stand in columns; None where a row has not one
-    row of its mean, or where the numbers could be no spreads.
+    row of its mean, or, unless that is sure, where the numbers could be no spreads.
     """
     label = frame.columns[name].texts()
     parts = [frame.columns[other].texts() for other in others]
@@ -174,8 +176,9 @@ def _moved(
         both = (of_mean >= 0) & ~np.isnan(mean) & ~np.isnan(spread)
         if not both.any() or (mean[both] == spread[both]).all():
             continue  # a setting or a count, which both rows have
-        if (spread[both] < 0).any() or (
-            np.median(spread[both]) > MOST_OF_MEAN * np.median(np.abs(mean[both]))
+        if not sure and (
+            (spread[both] < 0).any()
+            or np.median(spread[both]) > MOST_OF_MEAN * np.median(np.abs(mean[both]))
         ):
             return None
         beside = [own.values[own.codes[row]] if row >= 0 else None for row in of_mean.tolist()]
