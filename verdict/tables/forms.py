@@ -949,7 +949,9 @@ def _has_numbers(column: Column) -> bool:
 def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
-    if (frame := _frame_of_pairs(text.split("\n"))) is not None:
+    head = [line.strip() for line in text[:MOST_LOGGED].split("\n")]
+    is_short = len(text) < MOST_YAML and any(_pairs(line) or PAIR_LINE.match(line) for line in head)
+    if is_short and (frame := _frame_of_pairs(text.split("\n"))) is not None:
         return frame
     csv.field_size_limit(2**31 - 1)
     sample = [line for line in itertools.islice(io.StringIO(text), HEAD * 2) if line.strip()]
@@ -996,6 +998,8 @@ def _frame_of_pairs(lines: Sequence[str]) -> Frame | None:
     another text, also of the steps, runs or folds of one model.
     """
     lines = [line.strip().rstrip(",;") for line in lines]
+    if max(map(len, lines)) > MOST_LOGGED:
+        return None
     filled = [line for line in lines if re.search(r"\w", line) and not TITLE.fullmatch(line)]
     found = [PAIR_LINE.fullmatch(line) for line in filled]
     if len(found) > 1 and None not in found:

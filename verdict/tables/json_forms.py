@@ -47,7 +47,7 @@ SUMMARY = re.compile(
 )  # fmt: skip
 RUN_LIST = re.compile(
     r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
-    r"all|results?)$|^(all_)?(seeds|runs|folds|trials|reps)[._/ -]", re.I
+    r"all|results?)$|^(all_)?(seeds|runs|folds?(?=_[a-z])|trials|reps)[._/ -]", re.I
 )  # fmt: skip
 HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|dev|test)(_|$)")  # of other data
 OF_ARMS = {*BASELINES, "naive", "proposed", "ours", "random", "vanilla", "original"}  # keys
@@ -216,7 +216,8 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
     sizes = {len(each) for each in lists.values()}
     of_seeds = next((len(cells) for cells in seeds.values() if len(cells) in sizes), 0)
     lists = {key: each for key, each in lists.items() if len(each) == of_seeds or not of_seeds}
-    bases = {base for key in lists for base in (RUN_LIST.sub("", key), *_singular(key))}
+    stems = [RUN_LIST.sub("", key) for key in lists]
+    bases = {base for key in (*lists, *stems) for base in (key, *_singular(key))} - {*lists}
     summaries = {
         key for key, value in row.items()
         if is_number(value) and ((SUMMARY.search(key) and SUMMARY.sub("", key) in bases)
@@ -232,7 +233,6 @@ def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> 
     rest |= {key: f"of all runs: {row[key]}" for key in others}
     count = len(next(iter(lists.values())))
     names = {key: key for key in lists}
-    stems = [RUN_LIST.sub("", key) for key in lists]
     summarised = {SUMMARY.sub("", key) for key in summaries}
     for key, stem in zip(list(lists), stems, strict=True):
         base = stem or "value"

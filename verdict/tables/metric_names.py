@@ -49,7 +49,7 @@ MORE_WORDS = """
     spearman kendall correlation corr ccc plcc srcc krcc likelihood elbo throughput fps qps tps
     speedup purity nmi ari ami vmeasure silhouette calinski homogeneity completeness sensitivity
     specificity tpr tnr ppv npv tar hits hit cmc rank1 rank5 rank10 gain lift gini pq sq rq nds
-    amota sharpe core extended mc1 mc2 quality preference helpfulness faithfulness similarity
+    amota cindex sharpe core extended mc1 mc2 quality preference helpfulness faithfulness similarity
     coverage agreement correct utilization mfu score scores r1 r5 r10 p1 p5 gmean balanced
     hmean hm informedness fmi picp youden lddt tm gdt wins transfer fluency relevance coherence roc
 """
@@ -61,7 +61,7 @@ PHRASES = tuple(
     for higher, pattern in (
         (True, r"reciprocal_rank|main_metric|r_?squared|harmonic_mean|"
          r"rank_?(at_)?\d+|r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|"
-         r"(hits?|recall|precision|ndcg|map|mrr|f1|pass)_?(at_)?\d+"),
+         r"(hits?|hr|recall|precision|ndcg|map|mrr|f1|pass)_?(at_)?\d+"),
         (False, r"(mean|median|avg|average|friedman|worst)_?rank(ing)?|"
          r"rank_?(mean|median|avg|average)|fpr_?(at_)?(tpr_?)?\d*|cross_entropy|edit_distance|"
          r"(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?|(abs|sq)_rel|"
@@ -90,7 +90,7 @@ SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
     r"exact_match|auc|roc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
     r"top_?\d_err(or)?|^err(or)?$|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
-    r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
+    r"hits?|hr_?(at_)?\d+|c_?index|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
 )

@@ -90,8 +90,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_used_\w+|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
          r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step|str))?",
          "by its name: a time"),
-        ("task", r"(\w+_)?(dataset|benchmark|test_set|testset|eval_set|evalset)(_name)?|tasks?|"
-         r"section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
+        ("task", r"(?!(pre)?train(ing)?_)(\w+_)?(dataset|benchmark|test_set|testset|eval_set|"
+         r"evalset)(_name)?|tasks?|section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
          r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
          r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
          r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
@@ -176,6 +176,7 @@ SPREAD_OF = re.compile(
 DERIVED = re.compile(
     r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
 )
+CHANGED = re.compile(r"\W*\d|\W*$")  # `+1.5%p`, `↑ 0.3`, a dash
 DERIVED_WORDS = re.compile(r"speed_?up|slow_?down|ratio|factor|gain|relative|improvement|times")
 FLAGS = re.compile(r"(has|use|uses|used|with|no|do|enable|enabled|require)_.*")
 SPREAD_BEFORE = re.compile(
@@ -224,6 +225,7 @@ TWO_LEVELS = "two levels of keys could be arms"
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 NAMED = "told by --metric or --task"
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
+MOST_CHECKED = 1000  # rows on which a share is compared with its count
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 NEAR = 0.01  # of a quotient that is written with few digits
 SHOWN = 4  # values of a column in a message
@@ -504,7 +506,7 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if plain == "rank":  # of a list, perhaps with medals, or of a matrix
         is_place = 2 * len(present) > len(column)
         return ("identifier", "a place in a list") if is_place else ("setting", "by its name")
-    if is_numeric and DERIVED.search(name):
+    if (is_numeric or all(map(CHANGED.match, map(text_of, present)))) and DERIVED.search(name):
         return "spread", "by its name: a difference of others"
     if not is_numeric and name != "table" and _are_metrics(present):
         return "metric", "its values are names of metrics"
@@ -813,9 +815,16 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
         if len(passed) < len(roles.values):
             roles.give("count", passed, "how many of 'total'")
             roles.values = tuple(name for name in roles.values if name not in passed)
-    if not 3 <= len(roles.values) <= MOST_DERIVED or roles.is_long or frame.rows < 3:
+    if not 1 < len(roles.values) <= MOST_DERIVED or roles.is_long or frame.rows < 3:
         return
     numbers = {name: frame.columns[name].numbers() for name in roles.values}
+    sizes = [frame.columns[each].numbers() for each in (*roles.of("count"), *roles.of("setting"))
+             if each in frame.columns and are_whole(frame.columns[each])]  # fmt: skip
+    for name, other in itertools.permutations(roles.values, 2):
+        whole = are_whole(frame.columns[name]) and np.nan_to_num(numbers[name]).max(initial=0) > 1
+        if whole and any(_is_share(numbers[name], size, numbers[other]) for size in sizes):
+            roles.given[name] = ("count", f"whose share is {other!r}")
+    roles.values = tuple(name for name in roles.values if roles.given[name][0] != "count")
     for name in roles.values[2:]:
         before = roles.values[: roles.values.index(name)]
         for one, other in itertools.permutations(before, 2):
@@ -826,6 +835,18 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
             if size > 0 and off[there].max() <= 0.01 * size and gap[there].std() > 0:
                 roles.given[name] = ("spread", f"{one} less {other}: no value of its own")
     roles.values = tuple(name for name in roles.values if roles.given[name][0] != "spread")
+
+
+def _is_share(count_R: FloatArray, size_R: FloatArray, share_R: FloatArray) -> bool:
+    """Whether shares or percentages are, in every row, those of counts of a size."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exact_R = count_R[:MOST_CHECKED] / size_R[:MOST_CHECKED]
+    share_R = share_R[:MOST_CHECKED]
+    there_R = np.isfinite(exact_R) & np.isfinite(share_R)
+    exact_R, share_R = exact_R[there_R], share_R[there_R]
+    if len(exact_R) < 3 or np.ptp(exact_R) == 0:
+        return False
+    return any(np.allclose(share_R, size * exact_R, 0, 0.001 * size) for size in (1, 100))
 
 
 def _quotient(name: str, numbers: Mapping[str, FloatArray]) -> str:
