@@ -94,6 +94,9 @@ PAIR = re.compile(
 )
 PAIR_LINE = re.compile(r"([^\d\W][\w ./@()-]*?)\s+=\s+(\S.*)")
 TITLE = re.compile(r"([*#=-])\1{2,}.*")
+REPORTED = ("precision", "recall", "f1-score")  # and the support of each class
+REPORT = re.compile(r"^ +precision +recall +f1-score +support\s*$", re.M)
+REPORT_LINE = re.compile(r" *(\S.{0,80}?) +([\d.]+(?: +[\d.]+)*) *")
 COUNTS = re.compile(r"\W*(epoch|step|iter|round|batch|run|trial|seed|fold|rep|split|it)\w*\b", re.I)
 # A number of siunitx with its uncertainty in the last digits.
 LAST_DIGITS = re.compile(r"(?<![\d.])(\d+\.(\d+))\((\d+)\)")
@@ -950,6 +953,8 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
     head = [line.strip() for line in text[:MOST_LOGGED].split("\n")]
+    if len(reports := list(REPORT.finditer(text))) == 1:
+        return _frame_of_report(text[reports[0].end() :].split("\n"))
     is_short = len(text) < MOST_YAML and any(_pairs(line) or PAIR_LINE.match(line) for line in head)
     if is_short and (frame := _frame_of_pairs(text.split("\n"))) is not None:
         return frame
@@ -1029,6 +1034,24 @@ def _frame_of_pairs(lines: Sequence[str]) -> Frame | None:
             del one["name"]
             one |= {f"part {n + 1}": own[n] for n in sorted(varied.values())}
     return frame_of_records(records, "lines of numbers below names")
+
+
+def _frame_of_report(lines: Sequence[str]) -> Frame:
+    """The row of a run from a report of scikit-learn: its accuracy and its averages over classes,
+    which are left out. lines: those below the header.
+    """
+    row, classes = dict[str, str](), 0
+    for found in filter(None, map(REPORT_LINE.fullmatch, lines)):
+        name, numbers = found[1], found[2].split()
+        if name == "accuracy":
+            row[name] = numbers[0]
+        elif name.endswith((" avg", " total")):
+            row |= {f"{name} {key}": one for key, one in zip(REPORTED, numbers, strict=False)}
+        else:
+            classes += 1
+    frame = frame_of_records([row], "report of scikit-learn")
+    frame.left_out["classes of a report, which its averages are of"] = classes
+    return frame
 
 
 def _pairs(line: str) -> dict[str, str]:
