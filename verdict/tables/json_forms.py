@@ -29,6 +29,7 @@ Path = tuple[str, ...]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
 SETTINGS = {"config", "params", "best_params", "args", "hparams", "hyperparameters", "settings"}
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
+LEAST_PAIRS = 8  # of two numbers, that in runs are by chance in one order in 1 of 128 files
 FALLS_OF = 200  # values of a list at most that tell whether it falls: their pairs are looked at
 SCALAR_FORM = "TensorBoard's scalar"
 SCALARS = ("Wall time", "Step", "Value")  # of TensorBoard
@@ -609,9 +610,16 @@ class _Tree:
         self.of_lists, self.seeds = set[str](), set[str]()
         self.left_out: dict[str, int] = {}
         self.others: list[str] = []
+        self.falls: list[bool] = []  # of lists of two numbers: whether the second is smaller
 
     def frame(self, document: Any) -> Frame:
         self.walk(document, {}, {}, "", is_top=isinstance(document, dict))
+        if len(self.falls) >= LEAST_PAIRS and len({*self.falls}) == 1 and not self.seeds:
+            raise ValueError(
+                f"its {len(self.falls)} lists have two numbers, of which the second one is "
+                f"{'smaller' if self.falls[0] else 'larger'} in all, so that they are no runs: "
+                "give what each is (test and train, a mean and its spread) as keys or columns"
+            )
         frame = frame_of_records(self.rows, "JSON, keyed" if self.above else self.form)
         self.give_roles(frame)
         if self.left_out:
@@ -643,6 +651,8 @@ class _Tree:
             for row in part:
                 self.walk(row, cells, lists, name, depth)
         elif not isinstance(part, dict):
+            if isinstance(part, list) and len(part) == 2 and all(map(is_number, part)):
+                self.falls += [part[1] < part[0]] if part[0] != part[1] else []
             self.rows += [cells | one for one in _exploded({self.label: part}, lists)]
         elif level := self.level(part, lists, name, depth, is_top=is_top):
             if len(level) < len(part):
