@@ -35,7 +35,7 @@ from clipmill.manifests.preprocess import Preprocess, of_hugging_face
 from clipmill.manifests.schema import Ablation
 from clipmill.train.config import configure
 from clipmill.train.formats.hf import to_hf
-from clipmill.train.formats.model_files import initial_weights
+from clipmill.train.formats.model_files import initial_weights, load_model, source_files
 from clipmill.train.formats.open_clip_files import from_open_clip
 from clipmill.train.model.architecture import model_of_settings
 from clipmill.train.model.clip import CLIP
@@ -442,8 +442,8 @@ def plain_hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "hf"
 
 
-def copied(folder: Path, to: Path, without: Sequence[str] = ()) -> Path:
-    to.mkdir()
+def copied(folder: Path, to: Path, without: Sequence[str] = (), *, parents: bool = False) -> Path:
+    to.mkdir(parents=parents)
     for path in folder.iterdir():
         if path.name not in without:
             os.link(path, to / path.name)
@@ -830,6 +830,14 @@ CHECKPOINTS = (
         source="zer0int/CLIP-fine-tune#16",
         why="the caption tower alone",
         content=lambda state: {k: x for k, x in state.items() if not k.startswith("visual.")},
+        refuses="has no image tower",
+    ),
+    Checkpoint(
+        source="zer0int/CLIP-fine-tune#16, in Hugging Face's names",
+        why="the same in other names",
+        content=lambda state: {
+            name: x for name, x in to_hf(as_clip(state)).items() if name.startswith("text")
+        },
         refuses="has no image tower",
     ),
     Checkpoint(
@@ -1556,3 +1564,314 @@ def test_a_file_of_prompts_for_other_classes_is_named(
     file.write_text(json.dumps({"cifar10": ["a {c}"], "food": ["the {c}"]}))
     status, _, said = evaluated(str(folder), tmp_path, capsys, templates=str(file))
     assert (status, "neither templates of 'task' nor prompts of every class" in said) == (2, True)
+
+
+# --- what lies beside weights, and folders that are none ------------------------------------------
+
+
+PARAMS = """force_quick_gelu: True
+image_interpolation: bilinear
+image_mean: [0.5, 0.5, 0.5]
+image_resize_mode: squash
+image_std: [0.5, 0.5, 0.5]
+model: tiny
+pretrained: openai
+"""
+
+
+def test_a_checkpoint_computes_what_its_training_did(
+    tmp_path: Path, pictures: Path, capsys: Any, caplog: Any
+) -> None:
+    """mertyg/vision-language-models-are-bows#35: QuickGELU was trained, and GELU evaluated."""
+    cfg = {**HALVES, "interpolation": "bilinear", "resize_mode": "squash"}
+    forced = open_clip_folder(tmp_path / "forced", cfg, {**TOWERS, "quick_gelu": True})
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    file, params = tmp_path / "run" / "checkpoints" / "epoch_1.pt", tmp_path / "run" / "params.txt"
+    torch.save({"epoch": 1, "state_dict": state_of()}, file)
+    (tmp_path / "tiny.json").write_text(json.dumps(TOWERS))
+    source = f"open_clip:{tmp_path}/tiny.json/{file}"
+    params.write_text(PARAMS)
+    assert evaluated(source, tmp_path, capsys)[0] == 0
+    assert "params.txt says" in caplog.text
+    agree(logprobs(tmp_path), by_open_clip(forced, pictures))
+    assert str(params) in source_files(source)
+    params.write_text("force_image_size: [32]\nforce_context_length: 9\npretrained: openai\n")
+    config = load_model(source).config
+    assert (config.image_size, config.context_length) == (32, 9)
+    assert "older versions" in caplog.text
+
+
+def test_a_file_of_a_folder_has_the_preprocessing_of_the_folder(
+    tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """mlfoundations/open_clip#1068: a name with the file of a SigLIP 2 lost its preprocessing."""
+    towers = {**TOWERS, "quick_gelu": True}
+    folder = open_clip_folder(tmp_path / "model", {**HALVES, "resize_mode": "squash"}, towers)
+    (tmp_path / "tiny.json").write_text(json.dumps(TOWERS))
+    source = f"open_clip:{tmp_path}/tiny.json/{folder}/open_clip_model.safetensors"
+    assert evaluated(source, tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), by_open_clip(folder, pictures))
+
+
+@pytest.mark.parametrize(
+    "towers",
+    [
+        {
+            "vision_cfg": {"no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True},
+            "text_cfg": {
+                "vocab_size": 40, "hf_tokenizer_name": "bert-base-uncased", "pool_type": "last",
+                "no_causal_mask": True, "tokenizer_kwargs": {"strip_sep_token": True},
+            },
+        },
+        {
+            "vision_cfg": {
+                "timm_model_name": "fastvit_t8", "timm_model_pretrained": False, "image_size": 64,
+                "timm_pool": "avg", "timm_proj": "linear", "timm_drop": 0.0, "timm_drop_path": 0.0,
+            },
+            "text_cfg": {"no_causal_mask": True},
+            "custom_text": True,
+        },
+    ],
+    ids=["mlfoundations/open_clip: ViT-L-14-CLIPA.json", "mlfoundations/open_clip: MobileCLIP-S1"],
+)  # fmt: skip
+def test_towers_of_other_families_have_open_clips_numbers(
+    towers: Values, tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    vision = {} if "custom_text" in towers else TOWERS["vision_cfg"]
+    model = {
+        **TOWERS, **towers, "vision_cfg": {**vision, **towers["vision_cfg"]},  # type: ignore[dict-item]
+        "text_cfg": {**TOWERS["text_cfg"], **towers["text_cfg"]},  # type: ignore[dict-item]
+    }  # fmt: skip
+    folder = open_clip_folder(tmp_path / "model", {"interpolation": "bilinear"}, model)
+    if "hf_tokenizer_name" in model["text_cfg"]:
+        own_tokenizer(folder)
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), by_open_clip(folder, pictures))
+
+
+def test_a_folder_without_a_model_is_answered_with_what_to_name(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    def said_of(folder: Path | str) -> str:
+        status, _, said = evaluated(str(folder), tmp_path, capsys)
+        assert (status, said.count("error:")) == (2, 1), said
+        return said
+
+    # huggingface/sentence-transformers#1245
+    copied(plain_hf, (tmp_path / "st").joinpath("0_CLIPModel"), parents=True)
+    (tmp_path / "st" / "modules.json").write_text("[]")
+    assert f"but {tmp_path}/st/0_CLIPModel has one" in said_of(tmp_path / "st")
+    # Stability-AI/stablediffusion#73: the cache of the hub
+    copied(plain_hf, tmp_path / "models--a--b" / "snapshots" / "abc", parents=True)
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    assert "models--a--b/snapshots/abc has one" in said_of(tmp_path / "models--a--b")
+    # huggingface/peft#309: an adapter alone, and one beside its base
+    (tmp_path / "lora").mkdir()
+    for folder in (tmp_path / "lora", copied(plain_hf, tmp_path / "both")):
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        assert "model.merge_and_unload()" in said_of(folder)
+    # Nicolas-BZRD/EuroBERT#9: the parts of torch's distributed checkpoints
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"")
+    assert f"dcp_to_torch {tmp_path}/dcp FILE.pt" in said_of(tmp_path / "dcp")
+    # InternLM/InternLM-XComposer#206
+    assert "hf download openai/clip-a --local-dir" in said_of("openai/clip-a")
+    # mlfoundations/open_clip#772: a tower whose configuration is on the hub
+    text = {"hf_model_name": "a/b", "hf_tokenizer_name": "a/b", "context_length": 12}
+    folder = open_clip_folder(tmp_path / "biomed", {})
+    model = {"model_cfg": {**TOWERS, "text_cfg": text}, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(model))
+    assert "config.json of a/b into a folder" in said_of(folder)
+
+
+# --- splits, labels and lists of other programs ---------------------------------------------------
+
+
+def png(seed: int) -> bytes:
+    data, levels = io.BytesIO(), np.random.default_rng(seed).integers(0, 255, (20, 18, 3), np.uint8)
+    Image.fromarray(levels).save(data, "PNG")
+    return data.getvalue()
+
+
+def parquet(path: Path, labels: Sequence[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": png(number), "path": None} for number in range(len(labels))]
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+def tar_of(path: Path, labels: Sequence[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number, label in enumerate(labels):
+            for end, data in (("png", png(number)), ("cls", b"%d" % label)):
+                member = tarfile.TarInfo(f"{path.stem}{number}.{end}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("train-00000-of-00001.parquet", "validation-0000-of-0001.parquet"), "train, validation"),
+        (("imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar"), "train, validation"),
+        (("train/0000.parquet", "val/0000.parquet"), ""),
+        (("data/train-0-of-1.parquet", "data/validation-0-of-1.parquet"), "train, validation"),
+    ],
+    ids=["huggingface/dataset-viewer#1397", "webdataset/webdataset#135", "folders of splits",
+         "a repository of a hub"],
+)  # fmt: skip
+def test_splits_are_not_evaluated_together(
+    names: tuple[str, str], splits: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    for name, count in zip(names, (6, 4), strict=True):
+        path = tmp_path / "data" / name
+        labels = [number % 2 for number in range(count)]
+        tar_of(path, labels) if name.endswith(".tar") else parquet(path, labels)
+    keys: dict[str, Any] = {"classes": ["barn", "dune"]}
+    for split in ("val", "validation"):
+        assert evaluated(str(folder), tmp_path, capsys, split=split, **keys)[0] == 0
+        assert pq.read_table(tmp_path / "out" / "task.parquet").num_rows == 4
+    status, _, said = evaluated(str(folder), tmp_path, capsys, **keys)
+    assert status == 2
+    assert not splits or f"no split 'test' (of {splits}); set split" in said
+
+
+@pytest.mark.parametrize("kind", ["metadata.jsonl in each", "metadata.csv outside", "labels"])
+def test_an_image_folder_of_hugging_face_has_splits(kind: str, tmp_path: Path, capsys: Any) -> None:
+    """huggingface/datasets#6442, and docs/source/image_load.mdx there."""
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    for split in ("train", "test"):
+        rows = []
+        for number in range(2):
+            picture(data / split / f"{number}.png", number)
+            rows.append({"file_name": f"{number}.png", "text": f"a {split} {number}"})
+            rows[-1]["label"] = ("barn", "dune")[number]
+        if kind != "metadata.csv outside":
+            lines = "\n".join(map(json.dumps, rows))
+            (data / split / "metadata.jsonl").write_text(lines)
+    if kind == "metadata.csv outside":
+        lines = "".join(f"{s}/{n}.png,a {s} {n}\n" for s in ("train", "test") for n in (0, 1))
+        (data / "metadata.csv").write_text(f"file_name,text\n{lines}")
+    keys = {"kind": "classification" if kind == "labels" else "retrieval"}
+    status, _, said = evaluated(str(folder), tmp_path, capsys, **keys)
+    assert status == 0, said
+    samples = pq.read_table(tmp_path / "out" / "task.parquet")["sample"].to_pylist()
+    assert len(samples) == (2 if kind == "labels" else 4)
+    assert not any("train" in sample for sample in samples)
+    status, _, said = evaluated(str(folder), tmp_path, capsys, split="validation", **keys)
+    assert status == 2, said
+
+
+@pytest.mark.parametrize(
+    ("labels", "refuses"),
+    [
+        ([[0, 1], [1], [0]], "has the labels [0, 1]; several right classes of an image"),
+        ([[1], [0], [2]], ""),
+        (["1", "0", "10", *map(str, range(2, 10))], ""),
+        ([1.0, 0.0, 2.0], ""),
+    ],
+    ids=["embeddings-benchmark/mteb#2059", "one label in a list", "mljar/mljar-supervised#245",
+         "numbers of pandas beside missing ones"],
+)  # fmt: skip
+def test_labels_of_tables_are_numbers_of_classes(
+    labels: list[Any], refuses: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder, names = open_clip_folder(tmp_path / "model", {}), [f"kind {n}" for n in range(11)]
+    parquet(tmp_path / "data" / "test.parquet", labels)
+    classes = names[: max(3, len(labels))]
+    status, _, said = evaluated(str(folder), tmp_path, capsys, classes=classes)
+    if refuses:
+        assert (status, refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    plain = [each[0] if isinstance(each, list) else each for each in labels]
+    assert [row["label"] for row in rows] == [int(label) for label in plain]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("a.txt", "{0: 'barn',\n 1: 'dune',\n 2: \"pier\"}", ""),
+        ("a.txt", "0:barn\n1:dune\n2:pier\n", "numbers beside class names are their order"),
+        ("a.txt", "1 dune\n0 barn\n2 pier\n", "'1 dune' is the first"),
+        ("a.txt", "barn 0\ndune 1\npier 2\n", "numbers beside class names"),
+        ("a.json", '{"0": ["n01440764", "barn"], "1": ["n1", "dune"], "2": ["n2", "pier"]}', "no"),
+        ("a.json", '{"dune": 1, "barn": 0, "pier": 2}', ""),
+        ("a.json", '{"0": "barn", "2": "pier"}', "an object that numbers classes from 0 to 1"),
+        ("a.json", '["1 person", "2 people", "3 people"]', "as they are"),
+        ("a.txt", "1 person\n2 people\n3 people", "as they are"),
+    ],
+    ids=["hysts/pytorch_image_classification#10", "kwotsin/transfer_learning_tutorial#13",
+         "snowzach/doods2#76", "CSAILVision/places365: categories_places365.txt",
+         "fchollet/deep-learning-models#44 (with ids)", "class_to_idx", "numbers are missing",
+         "a list stays", "names that differ by a number"],
+)  # fmt: skip
+def test_numbers_of_class_names_are_no_part_of_them(
+    file: str, text: str, says: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number in range(3):
+        picture(tmp_path / "data" / str(number) / "0.png", number)
+    text = text.replace('"n1"', '"n01443537"').replace('"n2"', '"n01484850"')
+    (tmp_path / file).write_text(text)
+    status, _, said = evaluated(str(folder), tmp_path, capsys, classes=str(tmp_path / file))
+    if "an object" in says:
+        assert (status, says in said) == (2, True), said
+        return
+    assert status == 0, said
+    of_file = logprobs(tmp_path)
+    assert says in ("as they are", "no") or says in said
+    names = ["1 person", "2 people", "3 people"] if says == "as they are" else list(CLASSES)
+    assert evaluated(str(folder), tmp_path, capsys, classes=names)[0] == 0
+    agree(of_file, logprobs(tmp_path), within=1e-6)
+
+
+def test_folders_of_some_of_imagenets_classes_have_their_names(tmp_path: Path, capsys: Any) -> None:
+    """huggingface/pytorch-image-models#2456 and #176: ImageNet-A and R have 200 of its classes."""
+    folder, ids = open_clip_folder(tmp_path / "model", {}), ("n07768694", "n01443537")
+    for number, name in enumerate(ids):
+        picture(tmp_path / "data" / name / "0.png", number)
+    status, document, said = evaluated(str(folder), tmp_path, capsys, classes="imagenet")
+    assert status == 0, said
+    notes = " ".join(document["used"]["notes"]["task"])
+    assert "n01443537 is 'goldfish'" in notes
+    assert "2 of the 1,000 classes are there, and compete" in notes
+    of_ids = logprobs(tmp_path)
+    keys = {"classes": ["goldfish", "pomegranate"]}
+    assert evaluated(str(folder), tmp_path, capsys, **keys)[0] == 0
+    agree(of_ids, logprobs(tmp_path), within=1e-6)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("001.Black_footed_Albatross", "002.Laysan_Albatross"),
+        ("n02085620-Chihuahua", "n02085782-X"),
+    ],
+    ids=["reedscot/icml2016#28", "Stanford Dogs"],
+)
+def test_ids_in_the_names_of_folders_are_said(
+    names: tuple[str, str], tmp_path: Path, capsys: Any
+) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number, name in enumerate(names):
+        picture(tmp_path / "data" / name / "0.png", number)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "class names begin with numbers or ids" in said) == (0, True), said
+
+
+def test_texts_in_a_cell_are_captions_each(tmp_path: Path, capsys: Any) -> None:
+    """nlphuji/flickr30k: flickr_annotations_30k.csv, and lists that pandas wrote."""
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    for number in range(2):
+        picture(data / "images" / f"{number}.png", number)
+    (data / "list.csv").write_text(
+        'raw,sentids,split,filename\n"[""a barn"", ""it\'s one""]","[0, 1]",test,0.png\n'
+        '"[\'a dune\', ""it\'s sand""]","[2, 3]",test,1.png\n"[""x""]","[4]",train,9.png\n'
+    )
+    assert evaluated(str(folder), tmp_path, capsys, kind="retrieval")[0] == 0
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    texts = [row["sample"] for row in rows][2:]
+    assert texts == ["a barn", "it's one", "a dune", "it's sand"]

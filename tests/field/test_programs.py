@@ -253,6 +253,83 @@ LINES = (
         settings={"model": "ViT-B-32", "batch_size": 512, "lr": 1e-6, "beta2": 0.98},
     ),
     Line(
+        source="mlfoundations/open_clip: README.md, SLURM",
+        why="srun starts as many as the lines #SBATCH of its script say",
+        line="#!/bin/bash -x\n#SBATCH --nodes=32\n#SBATCH --gres=gpu:4\n"
+        "#SBATCH --ntasks-per-node=4\n#SBATCH --job-name a # of it\nexport MASTER_PORT=12802\n"
+        f"srun --cpu_bind=v python -u src/open_clip_train/main.py \\\n {TARS} --batch-size=256 \\\n"
+        " --model ViT-B-32 --warmup 1",
+        settings={"batch_size": 32768},
+        notes=("256 x 128 ranks = 32768",),
+    ),
+    Line(
+        source="a script of Slurm whose srun starts torchrun",
+        why="what starts the processes last says how many",
+        line="#SBATCH --ntasks=1\n#SBATCH --nodes=1\nsrun torchrun --nproc_per_node=2 --nnodes=1 "
+        f"-m open_clip_train.main {TARS} --model ViT-B-32 --warmup 5",
+        settings={"batch_size": 128},
+    ),
+    Line(
+        source="mlfoundations/open_clip#9",
+        why="processes of all machines, by the words of srun, MPI and others",
+        line=f"srun -N 2 -n 16 python -m training.main {TARS} --model ViT-B-32 --warmup 5",
+        settings={"batch_size": 1024},
+    ),
+    Line(
+        source="MDIL-SNU/SevenNet#92",
+        why="MPI counts all processes",
+        line=f"mpirun -np 8 -x PATH python -m training.main {TARS} --model ViT-B-32 --warmup 5",
+        settings={"batch_size": 512},
+    ),
+    Line(
+        source="a script of bash with defaults and a division",
+        why="what a variable is when nothing sets it, and arithmetic of two numbers",
+        line="WORLD_SIZE=8\nbatch_size=$((4096 / ${WORLD_SIZE}))\nMODEL=${MODEL:-ViT-B-32}\n"
+        f"torchrun --nproc_per_node=${{NGPU:-$WORLD_SIZE}} -m training.main {TARS} --model $MODEL "
+        '--batch-size $batch_size --warmup "${1:-5}"',
+        settings={"batch_size": 4096, "model": "ViT-B-32", "warmup": 5},
+    ),
+    Line(
+        source="a launch.json of an editor that starts open_clip_train.main",
+        why="the words of the configuration that trains, with comments and a comma at an end",
+        line='{\n  // of mine\n  "configurations": [\n    {"program": "a.py", "args": ["--x"]},\n'
+        '    {"module": "open_clip_train.main", "args": [\n      "--train-data", "tars/0.tar",'
+        '\n      "--train-num-samples", "100000", "--warmup", "5",\n      "--model", "ViT-B-32",\n'
+        "    ],},\n  ]\n}",
+        settings={"model": "ViT-B-32", "warmup": 5},
+    ),
+    Line(
+        source="a job of Kubernetes that starts open_clip_train.main",
+        why="command and args are one list of words",
+        line="kind: Job\n---\nkind: Job\nspec:\n  containers:\n  - command: [torchrun, "
+        "--nproc_per_node, '8']\n    args:\n    - -m\n    - open_clip_train.main\n"
+        "    - --train-data=tars/{00..03}.tar\n    - --train-num-samples=100000\n"
+        "    - --model=ViT-B-32\n    - --warmup=5\n",
+        settings={"batch_size": 512, "warmup": 5},
+    ),
+    Line(
+        source="a sweep of Weights & Biases over open_clip's training",
+        why="several values of a flag are several runs",
+        line="program: src/training/main.py\nmethod: grid\nparameters:\n  model: {value: RN50}\n"
+        "  lr: {values: [0.001, 0.0005]}\n",
+        refusal="several values of lr; a line is one run",
+    ),
+    Line(
+        source="mlfoundations/open_clip: README.md, main of Python",
+        why="the list that a program in Python gives to main",
+        line="from open_clip_train.main import main\nmain([\n  '--train-data', 'tars/0.tar',\n"
+        "  '--train-num-samples', '100000', '--warmup', '5', '--model', 'ViT-B-32',\n])\n",
+        settings={"model": "ViT-B-32", "warmup": 5},
+    ),
+    Line(
+        source="a line in quotation marks that a container runs",
+        why="what is before && in it is no launcher",
+        line='singularity exec --nv a.sif bash -c "cd /src && torchrun --nproc_per_node 4 -m '
+        "training.main --train-data tars/{00..03}.tar --train-num-samples 9000 --warmup 5 "
+        '--model ViT-B-32"',
+        settings={"batch_size": 256, "warmup": 5},
+    ),
+    Line(
         source="mlfoundations/open_clip: manifests of --train-data",
         why="a file that lists sources is named before its samples are asked for",
         line="python -m open_clip_train.main --train-data mix.json --model ViT-B-32 --warmup 5",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import dataclasses
 import functools
@@ -93,11 +94,17 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
     text = _text_of(path)
+    values: Any = None
     if path.endswith(".json"):
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
+    elif text.lstrip().startswith(("{", "[")):
+        values = _literal(text)
+    if isinstance(values, dict) and blanks:
+        values = _in_order(values, path)
+    if path.endswith(".json") or isinstance(values, list):
         if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
             raise ValueError(f"{path} must hold a JSON list of texts")
         return tuple(values)
@@ -105,6 +112,40 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(line if line.strip() else "" for line in lines if blanks or line.strip())
+
+
+def _literal(text: str) -> Any:
+    """The plain value that a text writes in JSON or in Python; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            return None
+
+
+def _in_order(names: Mapping[Any, Any], path: str) -> list[str]:
+    """The class names of an object in the order of their numbers, such as `{"0": "tench"}`,
+    `{"tench": 0}` or `{"0": ["n01440764", "tench"]}`; or with the WordNet ids that are its keys.
+    """
+    of_key = {str(key): value for key, value in names.items()}
+    if all(isinstance(value, int) for value in of_key.values()):
+        of_key = {str(value): key for key, value in of_key.items()}
+    texts = {
+        key: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in of_key.items()
+    }
+    if all(WORDNET_ID.fullmatch(key) for key in texts):
+        return [f"{key} {text}" for key, text in texts.items()]
+    keys = sorted(texts, key=lambda key: int(key) if key.isdecimal() else -1)
+    first = 1 if keys[:1] == ["1"] else 0
+    if len(texts) < 2 or keys != [str(first + number) for number in range(len(keys))]:
+        raise ValueError(
+            f"{path} must hold a JSON list of texts, or an object that numbers classes from 0 to "
+            f"{len(keys) - 1}"
+        )
+    return [texts[key] for key in keys]
 
 
 def _text_of(path: str) -> str:
@@ -211,11 +252,19 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     if raw.labels is None:
         raise ValueError(f"task {task.name!r}: {raw.source} has no labels")
     own_names, notes = task_classes(task), raw.notes
+    ids = raw.class_names or tuple(sorted({str(label) for label in raw.labels}))
+    if task.classes_from == "imagenet" and all(WORDNET_ID.fullmatch(each) for each in ids):
+        own_names = _with_ids(own_names)
     if of_id := _names_by_id(own_names):
-        ids = raw.class_names or tuple(sorted({str(label) for label in raw.labels}))
         ids = ids if set(ids) <= of_id.keys() else tuple(of_id)
         own_names = tuple(of_id[each] for each in ids)
         notes += (f"classes are named by WordNet ids: {ids[0]} is {own_names[0]!r}",)
+        if len(ids) < len(of_id):
+            notes += (f"{len(ids):,} of the {len(of_id):,} classes are there, and compete",)
+    elif task.classes_from and not task.classes_from.endswith(".json"):
+        while plain := _without_numbers(own_names):
+            notes += (f"numbers beside class names are their order: {own_names[0]!r} is the first",)
+            own_names = plain
     if all(isinstance(label, int) for label in raw.labels):
         classes, labels = _numbered(task, raw, own_names)
     else:
@@ -234,10 +283,39 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     )
 
 
+def _with_ids(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of ImageNet's 1,000 classes behind their WordNet ids, which are timm's, a part of
+    open_clip.
+    """
+    from timm.data.imagenet_info import ImageNetInfo
+
+    ids = ImageNetInfo("imagenet-1k").label_names()
+    return tuple(map(" ".join, zip(ids, names, strict=True)))
+
+
+def _without_numbers(lines: Sequence[str]) -> tuple[str, ...]:
+    """The names of lines such as `0 tench`, `1: goldfish` or `tench 0` in the order of the numbers,
+    where these are 0 or 1 and so on, and the names differ; () for others.
+    """
+    for pattern in (NUMBER_NAME, NAME_NUMBER):
+        found = [pattern.fullmatch(line) for line in lines]
+        names = {int(match["number"]): match["name"] for match in found if match}
+        numbers = sorted(names)
+        in_order = numbers in ([*range(len(lines))], [*range(1, len(lines) + 1)])
+        if in_order and len(set(names.values())) == len(lines) > 1:
+            return tuple(names[number] for number in numbers)
+    return ()
+
+
 def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
     """What is said of names that several classes have, of classes without one, and of ids."""
     if all(WORDNET_ID.fullmatch(name) for name in classes):
         yield f"classes are WordNet ids, such as {classes[0]}; set classes to their names, in order"
+    elif all(BEGINS_WITH_ID.match(name) for name in classes):
+        yield (
+            f"class names begin with numbers or ids, such as {classes[0]!r}, and so prompts do; "
+            "set classes to the names alone, in order"
+        )
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         numbers.setdefault(name, []).append(number)
@@ -422,9 +500,8 @@ def read_associations(task: TaskSpec) -> Samples:
         raise ValueError(f"task {task.name!r}: there is no folder {task.data}")
     files = [task.data]
     if disk.is_folder(task.data):
-        names = disk.list_names(task.data, ".parquet")
-        of_split = [name for name in names if name.startswith(f"{task.split}-")]
-        files = [disk.join(task.data, name) for name in of_split or names]
+        names = of_split(task, task.data, disk.list_names(task.data, ".parquet"), task.split)
+        files = [disk.join(task.data, name) for name in names]
     if not files:
         raise ValueError(f"task {task.name!r}: {task.data} has no Parquet files")
     groups: list[tuple[int, int, int, int]] = []
@@ -481,6 +558,9 @@ def _require_columns(task: TaskSpec, schema: pa.Schema, file: str) -> None:
 
 
 WORDNET_ID = re.compile(r"n\d{8}")  # of ImageNet's folders
+BEGINS_WITH_ID = re.compile(r"(n\d{8}|\d+)\s*[-_.:]\s*\w|n\d{8} \w")
+NUMBER_NAME = re.compile(r"\s*(?P<number>\d+)(?:\s*[:.,;)-]\s*|\s+)(?P<name>\S.*)")
+NAME_NUMBER = re.compile(r"(?P<name>\S.*?)\s*[\s:,;]\s*(?P<number>\d+)\s*")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff")  # images that are not read
 
@@ -515,6 +595,11 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
                 f"{below[1]} …, and no image of its own; where these are the classes, name it as "
                 "data, else put the images of a class into one folder"
             )
+    if files_of and all(folder.lower() in SPLITS for folder in files_of):
+        raise ValueError(
+            f"task {task.name!r}: the folders {', '.join(files_of)} of {data} are splits, and none "
+            f"is {task.split!r}; set split, or name one of them as data"
+        )
     if len(files_of) < 2 and (of_images := list_in(task, data)):
         return read_list(task, of_images, "label")
     if len(files_of) < 2:
@@ -592,14 +677,20 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
     notes: list[str] = []
     rows = [*(of_json if is_json else _rows_of_text(path, needs, notes))]
     columns = list(dict.fromkeys(name for _, row in rows for name in row))
+    image, wanted = (_listed_column(task, columns, what, path, rows) for what in ("image", needs))
+    split = task.split
+    if "split" not in columns:  # Hugging Face's lists may have it as the first folder of a path
+        parts = [SPLITS.get(str(row.get(image)).partition("/")[0].lower()) for _, row in rows]
+        if len({*parts}) > 1 and all(parts):
+            split = SPLITS.get(split, split)
+            rows = [(n, {**row, "split": of}) for (n, row), of in zip(rows, parts, strict=True)]
     if splits := sorted({str(row["split"]) for _, row in rows if "split" in row}):
-        if task.split not in splits:
+        if split not in splits:
             raise ValueError(
                 f"task {task.name!r}: {path} has no image of split {task.split!r} (of "
                 f"{', '.join(splits)}); set split"
             )
-        rows = [(number, row) for number, row in rows if row["split"] == task.split]
-    image, wanted = (_listed_column(task, columns, what, path, rows) for what in ("image", needs))
+        rows = [(number, row) for number, row in rows if row["split"] == split]
     texts: dict[str, list[str]] = {}
     for number, row in rows:
         file, value = row.get(image), row.get(wanted)
@@ -608,7 +699,8 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
                 f"{path} {'row' if is_json else 'line'} {number}: file and {needs} must both be "
                 f"given; they are {str(file)[:60]!r} and {str(value)[:60]!r}"
             )
-        values = value if isinstance(value, list) else [value]
+        values = _texts(value) if needs == "caption" and isinstance(value, str) else value
+        values = values if isinstance(values, list) else [values]
         if needs == "caption" and not all(isinstance(each, str) for each in values):
             raise ValueError(f"{path}: a caption of {file!r} is no text: {value!r:.80}")
         values = [str(each).strip() for each in values]
@@ -773,7 +865,7 @@ def _listed_column(
 
 # Names that are looked for where the task's `columns` does not name one, in lists more of them.
 MORE = {
-    "caption": ("title", "comment", "sentence"),
+    "caption": ("title", "comment", "sentence", "raw", "prompt"),
     "label": ("class_name", "category", "breed", "species"),
 }
 USUAL = {
@@ -810,10 +902,19 @@ def read_tables(task: TaskSpec, files: Sequence[str], source: str, needs: str) -
         names += table[image].to_pylist() if as_paths else [f"{base}/{row}" for row in rows]
     joined = pa.concat_tables([table.select(columns) for table in tables])
     values = joined[wanted].to_pylist()
-    if None in values:
-        raise ValueError(
-            f"task {task.name!r}: {names[values.index(None)]} of {source} has no {wanted}"
-        )
+    if needs == "label":
+        values = [
+            value[0] if isinstance(value, list) and len(value) == 1 else value for value in values
+        ]
+    for name, value in zip(names, values, strict=True):
+        if value is None:
+            raise ValueError(f"task {task.name!r}: {name} of {source} has no {wanted}")
+        if needs == "label" and isinstance(value, list):
+            raise ValueError(f"task {task.name!r}: {name} has the labels {value}{NO_LABELS}")
+    if needs == "label":
+        values = [int(x) if isinstance(x, float) and x.is_integer() else x for x in values]
+        # Digits are names of classes where the task names none.
+        values = _as_labels(values) if task_classes(task) else values
     images = _files(files, tables, image) if as_paths else _bytes(files, image, tuple(names))
     return RawSamples(
         source=source,
@@ -844,7 +945,12 @@ def _column(task: TaskSpec, schema: pa.Schema, what: str, path: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
+    """The captions in a cell, which may be a list as JSON or Python writes it."""
     texts = [value] if isinstance(value, str) else value
+    if isinstance(value, str) and re.match(r"\[\s*['\"]", value.strip()):
+        listed = _literal(value)
+        is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
+        texts = listed if is_list else texts
     return ["" if text is None else text.strip() for text in texts]
 
 
@@ -1026,7 +1132,7 @@ VALUE_OF: dict[str, Callable[[Any], Any]] = {"label": _as_label, "caption": _as_
 
 def _as_labels(values: Sequence[int | str]) -> list[int | str]:
     """Texts that are all whole numbers as numbers."""
-    if all(isinstance(value, int) or value.isdecimal() for value in values):
+    if all(isinstance(value, int) or str(value).isdecimal() for value in values):
         return [int(value) for value in values]
     return list(values)
 
@@ -1184,10 +1290,42 @@ def _tar_bytes(samples: Samples, captions_of: list[list[str]], indices: range) -
 # The format of a task's data, and its samples.
 
 
+# Words of names for one split -> its usual name.
+SPLITS = {
+    "train": "train", "training": "train", "test": "test", "testing": "test", "dev": "validation",
+    "val": "validation", "valid": "validation", "validation": "validation",
+}  # fmt: skip
+SHARD = re.compile(r"(.+)-\d+-of-\d+\.\w+")  # of Hugging Face's files
+
+
+def split_of(name: str) -> str:
+    """The split that a file's or folder's name has; "" where it has none."""
+    shard = SHARD.fullmatch(name)
+    words = re.split(r"[-_.\d]+", name.lower())
+    found = [SPLITS[word] for word in words if word in SPLITS]
+    return found[0] if len(set(found)) == 1 else shard[1] if shard else ""
+
+
+def of_split(task: TaskSpec, data: str, names: Sequence[str], split: str) -> list[str]:
+    """The names of a split; all where none has one, or all have the same.
+
+    ValueError where names have several splits, and none has this one.
+    """
+    wanted, splits = SPLITS.get(split.lower(), split), {split_of(name): name for name in names}
+    chosen = [name for name in names if split_of(name) == wanted]
+    if not chosen and len(splits) > 1:
+        listed = ", ".join(sorted(filter(None, splits)))
+        key = "split" if split == task.split else "train_split"
+        raise ValueError(
+            f"task {task.name!r}: {data} has no split {split!r} (of {listed}); set {key}"
+        )
+    return chosen or list(names)
+
+
 def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
     """What lies at `data`: a tar or a Parquet file, CLIP_benchmark's layout, a folder of tars (such
-    as the shards of a pool) or of Parquet files, or folders of images. `needs` is `label` or
-    `caption`. ValueError names what is missing.
+    as the shards of a pool) or of Parquet files, or folders of images; of folders that are splits
+    that of `split`. `needs` is `label` or `caption`. ValueError names what is missing.
     """
     if not disk.exists(data):
         raise ValueError(f"task {task.name!r}: there is no folder {data}")
@@ -1206,11 +1344,18 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
         return read_list(task, disk.join(data, "captions.csv"), needs)
     for folder in (data, disk.join(data, "shards")):
         if tars := committed_tars(folder):
-            return read_tars(task, tars, folder, needs)
+            chosen = of_split(task, folder, [tar.rpartition("/")[2] for tar in tars], split)
+            return read_tars(task, [disk.join(folder, tar) for tar in chosen], folder, needs)
     if tables := disk.list_names(data, ".parquet"):
-        of_split = [name for name in tables if name.startswith(f"{split}-")]
-        files = [disk.join(data, name) for name in of_split or tables]
+        files = [disk.join(data, name) for name in of_split(task, data, tables, split)]
         return read_tables(task, files, data, needs)
+    names = disk.list_names(data)
+    inner = [name for name in names if SPLITS.get(name.lower()) == SPLITS.get(split, split)]
+    lists = [name for name in names if name.lower().endswith((*LISTS, *IMAGE_SUFFIXES))]
+    if "data" in names and disk.list_names(disk.join(data, "data"), ".parquet"):
+        return read_raw(task, disk.join(data, "data"), split, needs)  # a repository of a hub
+    if inner and not lists and all("." in name or name.lower() in SPLITS for name in names):
+        return read_raw(task, disk.join(data, inner[0]), split, needs)
     if needs == "label":
         return read_class_folders(task, data)
     of_images = list_in(task, data)

@@ -18,12 +18,14 @@ run says what model it is.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +46,14 @@ from clipmill.train.model.architecture import (
 from clipmill.train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
+ADAPTER = "adapter_config.json"
+# Of params.txt of open_clip's training -> `preprocess_cfg` and `model_cfg`.
+FORCED = {
+    "image_mean": "mean", "image_std": "std", "image_interpolation": "interpolation",
+    "image_resize_mode": "resize_mode", "force_quick_gelu": "quick_gelu", "pretrained": "",
+    "force_image_size": "vision_cfg.image_size", "force_context_length": "text_cfg.context_length",
+}  # fmt: skip
+HUB_NAME = re.compile(r"(hf-hub:)?[\w.-]+/[\w.-]+")
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
@@ -73,6 +83,11 @@ def load_model(source: str) -> AnyModel:
             f"beside it: {stem}.json"
         )
     run = RunLayout(folder)
+    if disk.exists(disk.join(folder, ADAPTER)):
+        raise ValueError(
+            f"{folder} has an adapter of PEFT ({ADAPTER}), which is no model without its base; "
+            "write the merged one, model.merge_and_unload().save_pretrained(FOLDER), and name that"
+        )
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
         return open_clip_files.load_export(folder)
     if disk.exists(run.run_json):
@@ -87,11 +102,32 @@ def load_model(source: str) -> AnyModel:
         )
     if disk.exists(run.log) or disk.exists(run.checkpoints):
         raise ValueError(f"{folder} is a run that has not finished; start it again to finish it")
+    there = disk.list_names(folder)
+    if any(name.endswith(".distcp") for name in there):
+        raise ValueError(
+            f"{folder} is a checkpoint of torch in parts; write it as one file: python -m "
+            f"torch.distributed.checkpoint.format_utils dcp_to_torch {folder} FILE.pt"
+        )
+    if folders := [disk.join(folder, name) for name in _folders_with_model(folder, there)]:
+        raise ValueError(f"{folder} has no model, but {', '.join(folders[:3])} has one; name that")
     reason = "has no model" if disk.exists(folder) else "does not exist"
+    name = source.removeprefix("hf-hub:")
+    if HUB_NAME.fullmatch(source) and not disk.exists(name.partition("/")[0]):
+        reason += f" here (of a model of the hub: hf download {name} --local-dir FOLDER)"
     raise ValueError(
         f"{folder} {reason}: give a finished run, a folder with {open_clip_files.CONFIG_FILE} or"
         f" {hf.CONFIG_FILE}, or a name such as {EXAMPLE}"
     )
+
+
+def _folders_with_model(folder: str, names: list[str]) -> Iterator[str]:
+    """The folders of a folder, or of those in its `snapshots`, that have a model."""
+    for name in names:
+        inner = disk.list_names(disk.join(folder, name))
+        if {open_clip_files.CONFIG_FILE, hf.CONFIG_FILE}.intersection(inner):
+            yield name
+        elif name == "snapshots":  # of the cache of Hugging Face's hub
+            yield from (f"{name}/{each}" for each in inner)
 
 
 def _with_name(path: str) -> str:
@@ -129,7 +165,7 @@ def _configured_file(source: str) -> tuple[str, str] | None:
 
 def _load_file(configuration: str, path: str) -> AnyModel:
     """The model of a configuration of open_clip's form with the weights of a file."""
-    settings, preprocess = read_settings(configuration, configuration)
+    settings, preprocess = _of_training(path, *read_settings(configuration, configuration))
     folder = configuration.rpartition("/")[0] or "."
     has_files = disk.exists(disk.join(folder, open_clip_files.TOKENIZER_FILE))
     config = model_of_settings(
@@ -143,6 +179,52 @@ def _load_file(configuration: str, path: str) -> AnyModel:
     return model
 
 
+def _beside(path: str) -> list[str]:
+    """Files beside one of weights that say what its training changed: of open_clip's training, and
+    of the folder that it was copied from.
+    """
+    folder = path.rpartition("/")[0] or "."
+    names = [f"{folder.removesuffix('/checkpoints')}/params.txt"] if "/checkpoints/" in path else []
+    return [name for name in (*names, disk.join(folder, open_clip_files.CONFIG_FILE))
+            if disk.exists(name)]  # fmt: skip
+
+
+def _of_training(
+    path: str, settings: Mapping[str, Any], preprocess: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """`model_cfg` and `preprocess_cfg` of a file of weights, with what `_beside` says: the flags of
+    its training that change what the model computes, and preprocessing that is not given.
+    """
+    model: dict[str, Any] = copy.deepcopy(dict(settings))
+    for name in _beside(path):
+        if name.endswith(".json"):
+            document = disk.read_json(name)
+            found = document.get("preprocess_cfg") or {}
+            forced = {"quick_gelu": document.get("model_cfg", {}).get("quick_gelu", False)}
+        else:
+            text = disk.read_bytes(name).decode(errors="replace")
+            flags = {
+                key: json.loads(value) if value[0] in "[0123456789" else value
+                for key, value in re.findall(r"^(\w+): (\S.*?)\s*$", text, re.MULTILINE)
+                if key in FORCED and value not in ("None", "False")
+            }
+            found = {FORCED[key]: flags[key] for key in flags if key.startswith("image_")}
+            forced = {FORCED[key]: flags[key] for key in flags if key.startswith("force_")}
+            if flags.get("pretrained") == "openai" and not (model | forced).get("quick_gelu"):
+                told = "%s: the run began from OpenAI's weights, which older versions of open_clip"
+                told += " ran with QuickGELU whatever the name; then name a model NAME-quickgelu"
+                logger.warning(told, name)
+        if found or any(forced.values()):
+            logger.warning("%s: what the model computes is as %s says", path, name)
+        if forced.pop("quick_gelu", False):
+            model["quick_gelu"] = True
+        for key, value in forced.items():
+            part, _, inner = key.partition(".")
+            model[part][inner] = value
+        preprocess = {**found, **preprocess}
+    return model, preprocess
+
+
 def source_files(source: str, *, alone: bool = True) -> dict[str, str]:
     """sha256 of each file that decides what a source computes, its tokenizer's too: of a run, those
     of its export. alone: without the configuration beside a file of weights, which a run that
@@ -152,11 +234,13 @@ def source_files(source: str, *, alone: bool = True) -> dict[str, str]:
     """
     own = _configured_file(source)
     if own and not (alone and is_file(source)):
-        return {path.rpartition("/")[2]: disk.sha256_of(path) for path in own}
+        paths = {path: path for path in _beside(own[1]) if path not in own}
+        paths |= {path.rpartition("/")[2]: path for path in own}
+        return {name: disk.sha256_of(path) for name, path in paths.items()}
     if source.startswith(OPEN_CLIP):
         tag = source.partition("/")[2]
         local = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
-        return {tag: disk.sha256_of(tag)} if local else {}
+        return {name: disk.sha256_of(name) for name in (tag, *_beside(tag))} if local else {}
     folder = source.removeprefix(LOCAL_DIR)
     if not disk.exists(folder):
         raise ValueError(f"{folder} does not exist; name a run or a folder with a model")
@@ -244,7 +328,7 @@ def _weights_of_file(
         if isinstance(config, OpenClipConfig):
             return open_clip_files.from_open_clip(_fitting(stored, config), config), has_bias
         theirs = dataclasses.replace(config, logit_bias=has_bias)
-        if any(name.startswith("vision_model.") for name in state):
+        if any(name.startswith(("vision_model.", "text_model.")) for name in state):
             return hf.from_hf(state, theirs), has_bias
         state = open_clip_files.with_positions(state, theirs, path)
         return open_clip_files.from_open_clip(state, theirs), has_bias
@@ -364,6 +448,8 @@ def _open_clip_config(source: str) -> tuple[str, str, ModelConfig | OpenClipConf
             f"open_clip has no model {architecture!r}{disk.did_you_mean(architecture, known)}"
         )
     preprocessing = _preprocessing(architecture, tag, settings)
+    if os.path.isfile(tag):
+        settings, preprocessing = _of_training(tag, settings, preprocessing)
     config = model_of_settings(settings, preprocessing, architecture)
     hub.check_open_clip(source, architecture, tag, tokenizer=False)
     return architecture, tag, config

@@ -164,7 +164,10 @@ def _build(config: OpenClipConfig) -> Any:
     try:
         return (CustomTextCLIP if custom else Plain)(**settings)
     except Exception as error:  # of open_clip, timm, transformers and the hub's client
-        raise ValueError(f"open_clip cannot build {config.name}: {_line(error)}") from error
+        way = ""
+        if theirs := config.text.get("hf_model_name"):
+            way = f"; put the config.json of {theirs} into a folder, and name that as hf_model_name"
+        raise ValueError(f"open_clip cannot build {config.name}: {_line(error)}{way}") from error
     finally:
         logging.disable(before)
 

@@ -15,18 +15,31 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import yaml
+
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.data.blends import stream_of
 from clipmill.train.model.architecture import WEIGHTS_SUFFIXES
 
 MODULES = ("open_clip_train.main", "training.main", "main.py")  # ends of the word that starts it
-LAUNCHERS = {  # of torchrun and srun
-    "--nproc_per_node": "ranks",
-    "--nproc-per-node": "ranks",
-    "--ntasks-per-node": "ranks",
-    "--nnodes": "machines",
-    "--nodes": "machines",
+TORCHRUN = {"--nproc_per_node": "ranks", "--nproc-per-node": "ranks", "--nnodes": "machines"}
+SRUN = {
+    "--ntasks-per-node": "ranks", "--nodes": "machines", "-N": "machines", "--ntasks": "all",
+    "-n": "all",
+}  # fmt: skip
+MPI = {"-np": "all", "-n": "all", "--np": "all"}
+# What starts the processes -> its words for those of a machine, for machines, for all processes.
+LAUNCHERS = {
+    "torchrun": TORCHRUN,
+    "torch.distributed.run": TORCHRUN,
+    "torch.distributed.launch": TORCHRUN,
+    "srun": SRUN,
+    "mpirun": MPI,
+    "mpiexec": MPI,
+    "horovodrun": MPI,
+    "accelerate": {"--num_processes": "all", "--num_machines": "machines"},
+    "deepspeed": {"--num_gpus": "ranks", "--num_nodes": "machines"},
 }
 # Values of flags that a line may leave out, where they are not those of TrainConfig.
 DEFAULTS = {
@@ -141,7 +154,9 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|(?<!\S)#.*""")
 ARRAY = re.compile(r"^\w+=\((.*?)^[ \t]*\)", re.DOTALL | re.MULTILINE)
 STARTS = re.compile("(" + "|".join(map(re.escape, MODULES)) + r")(?=[\s'\"]|$)")
 ASSIGNS = re.compile(r"(?:export\s+|set\s+|local\s+)?\$?(\w+)\s*=(.*)", re.IGNORECASE)
-VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)|%(\w+)%")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)()|%(\w+)%()")
+SUM = re.compile(r"\$\(\(\s*(\w+)\s*([*/+-])\s*(\w+)\s*\)\)")
+SBATCH = re.compile(r"^#SBATCH\s+(\S.*)", re.MULTILINE)
 UNKNOWN = re.compile(r"\$[\w{(]|%\w+%")
 DATACOMP = "; DataComp's train.py --scale small is --preset datacomp_small here"
 # Where a shell ends the words of a command: its output, the next command.
@@ -224,23 +239,18 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
     a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
     """
-    words = _words_of_python(line)
+    words = _words_of_python(line) or _words_of_yaml(line)
     try:
         words = words or shlex.split(_of_settings(line) or _statement(line))
+        is_inside = [word for word in words if len(word.split()) > 1 and STARTS.search(word)]
+        if is_inside and not any(word.endswith(MODULES) for word in words):  # bash -c '…'
+            words = shlex.split(_statement(is_inside[0]))
     except ValueError as error:
         raise ValueError(f"the line has no closing quotation mark ({error})") from None
-    ends = [n for n, word in enumerate(words) if OPERATOR.match(word)]
-    words = words[: ends[0]] if ends else words
-    starts = [n for n, word in enumerate(words) if word.endswith(MODULES)]
-    launcher, words = (words[: starts[0]], words[starts[0] + 1 :]) if starts else ([], words)
-    numbers: dict[str, int] = {}
-    for n, word in enumerate(launcher):
-        name, has_value, value = word.partition("=")
-        if name in LAUNCHERS:
-            value = value if has_value else "".join(launcher[n + 1 : n + 2])
-            if not value.isdigit() or value == "0":
-                raise ValueError(f"{name} is {value!r}; write the number of processes or machines")
-            numbers[LAUNCHERS[name]] = int(value)
+    start = next((n for n, word in enumerate(words) if word.endswith(MODULES)), -1)
+    ends = [n for n, word in enumerate(words) if OPERATOR.match(word) and n > start]
+    launcher, words = words[: max(start, 0)], words[start + 1 : ends[0] if ends else None]
+    numbers = _numbers(launcher, SBATCH.findall(line))
     flags: dict[str, str] = {}
     flag = ""
     for word in words:
@@ -275,6 +285,28 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     return flags, numbers
 
 
+def _numbers(launcher: list[str], sbatch: list[str]) -> dict[str, int]:
+    """`ranks` of a machine and `machines`, by the words of the last program in front that starts
+    processes. srun has what it leaves out from the lines #SBATCH of its script.
+    """
+    programs = [(n, word.rpartition("/")[2]) for n, word in enumerate(launcher)]
+    at, program = next((each for each in reversed(programs) if each[1] in LAUNCHERS), (0, ""))
+    words, known = launcher[at:], LAUNCHERS.get(program, {})
+    if program == "srun":
+        words = [*shlex.split("\n".join(sbatch), comments=True), *words]
+    numbers: dict[str, int] = {}
+    for n, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if name in known:
+            value = value if has_value else "".join(words[n + 1 : n + 2])
+            if not value.isdigit() or value == "0":
+                raise ValueError(f"{name} is {value!r}; write the number of processes or machines")
+            numbers[known[name]] = int(value)
+    if (processes := numbers.pop("all", None)) and "ranks" not in numbers:
+        numbers["ranks"] = max(1, processes // numbers.get("machines", 1))
+    return numbers
+
+
 def _statement(script: str) -> str:
     """The command of a script of a shell, of Windows' too, that starts the training, in one line
     and with the values of variables that the script assigns; all of a text that has none.
@@ -288,13 +320,25 @@ def _statement(script: str) -> str:
         return text
     values: dict[str, str] = {}
 
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[3] or match[5]
+        return values.get(name, match[0] if match[2] is None else known(match[2]))
+
+    def result_of(match: re.Match[str]) -> str:
+        one, other = (values.get(match[n], match[n]) for n in (1, 3))
+        if not (one.isdigit() and other.isdigit()) or (match[2], int(other)) == ("/", 0):
+            return match[0]
+        x, y = int(one), int(other)
+        return str({"*": x * y, "/": x // max(y, 1), "+": x + y, "-": x - y}[match[2]])
+
     def known(words: str) -> str:
-        return VARIABLE.sub(lambda match: values.get("".join(filter(None, match.groups())),
-                                                     match[0]), words)  # fmt: skip
+        return SUM.sub(result_of, VARIABLE.sub(value_of, words))
 
     for each in lines[:start]:
-        if (found := ASSIGNS.fullmatch(each.strip())) and "$(" not in found[2]:
-            values[found[1]] = known(found[2].strip().strip("'\""))
+        if found := ASSIGNS.fullmatch(each.strip()):
+            value = known(found[2].strip().strip("'\""))
+            if "$(" not in value:
+                values[found[1]] = value
     end = start + 1
     while end < len(lines):  # lines of flags, and of a text in quotation marks
         is_open = sum(map(" ".join(lines[start:end]).count, "'\"")) % 2
@@ -321,8 +365,45 @@ def _words_of_python(text: str) -> list[str]:
                 else values.get(ast.unparse(each), f"${ast.unparse(each)}")
                 for each in node.elts
             ]  # fmt: skip
-            if any(word.endswith(MODULES) for word in words):
+            if _starts(words, text):
                 return words
+    return []
+
+
+def _starts(words: list[str], text: str) -> bool:
+    """Whether a list in a text starts the training, or has its flags while the text starts it."""
+    has_data = any(re.match(r"--train[-_]data(=|$)", word) for word in words)
+    return any(word.endswith(MODULES) for word in words) or (has_data and bool(STARTS.search(text)))
+
+
+def _words_of_yaml(text: str) -> list[str]:
+    """The words of `command` and `args` in a document such as those of Kubernetes and of editors,
+    and the flags of a sweep with one value each; [] where the text is none. ValueError for more.
+    """
+    text = re.sub(r"^\s*//.*", "", text, flags=re.MULTILINE)
+    try:
+        nodes = [*yaml.safe_load_all(text)] if STARTS.search(text) else []
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that there is not
+        return []
+    for node in nodes:
+        below = node if isinstance(node, list) else node.values() if isinstance(node, dict) else ()
+        nodes += [each for each in below if not any(each is other for other in nodes)]
+        if not isinstance(node, dict):
+            continue
+        lists = [node[key] for key in ("command", "args") if isinstance(node.get(key), list)]
+        words = [str(word) for each in lists for word in each]
+        if _starts(words, text):
+            return words
+        if str(node.get("program")).endswith(MODULES) and isinstance(node.get("parameters"), dict):
+            for name, given in node["parameters"].items():
+                values = given.get("values", [given.get("value")])
+                if len(values) != 1 or values[0] is None:
+                    raise ValueError(
+                        f"the sweep tries several values of {name}; a line is one run: keep one of "
+                        "them, and for several an ablation with an arm each (clipmill ablate)"
+                    )
+                words += [f"--{name}", *([] if values[0] is True else [str(values[0])])]
+            return [str(node["program"]), *words]
     return []
 
 
