@@ -1875,3 +1875,52 @@ def test_texts_in_a_cell_are_captions_each(tmp_path: Path, capsys: Any) -> None:
     rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
     texts = [row["sample"] for row in rows][2:]
     assert texts == ["a barn", "it's one", "a dune", "it's sand"]
+
+
+@pytest.mark.parametrize(
+    ("captions", "refuses"),
+    [
+        ([{"raw": "a barn", "sentid": 1}, {"raw": "a dune", "sentid": 2}], ""),
+        ([[{"raw": "a barn", "sentid": 1}], [{"raw": "a dune", "sentid": 2}]], ""),
+        ([7, 8], "a caption is no text: 7"),
+        ([{"words": ["a"]}, {"words": ["b"]}], "a caption is no text"),
+    ],
+    ids=["HuggingFaceM4/COCO: sentences", "a list of them", "numbers", "another object"],
+)
+def test_captions_of_tables_that_are_objects(
+    captions: list[Any], refuses: str, tmp_path: Path, capsys: Any
+) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    (tmp_path / "data").mkdir()
+    images = [{"bytes": png(number), "path": None} for number in range(2)]
+    table = pa.table({"image": images, "sentences": captions})
+    pq.write_table(table, tmp_path / "data" / "test.parquet")
+    status, _, said = evaluated(str(folder), tmp_path, capsys, kind="retrieval")
+    if refuses:
+        assert (status, refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    assert [row["sample"] for row in rows][2:] == ["a barn", "a dune"]
+
+
+def test_names_of_folders_in_an_object(tmp_path: Path, capsys: Any) -> None:
+    """ObjectNet: folder_to_objectnet_label.json, which has more folders than are there."""
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number, name in enumerate(("air_freshener", "alarm_clock")):
+        picture(tmp_path / "data" / name / "0.png", number)
+    names = {"alarm_clock": "Alarm clock (old)", "backpack": "Backpack", "air_freshener": "Spray"}
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    keys: dict[str, Any] = {"classes": str(tmp_path / "names.json")}
+    assert evaluated(str(folder), tmp_path, capsys, **keys)[0] == 0
+    of_object = logprobs(tmp_path)
+    for number in (2, 10):  # labels stay numbers of classes
+        picture(tmp_path / "numbers" / str(number) / "0.png", number)
+    (tmp_path / "more.json").write_text(json.dumps({str(n): f"kind {n}" for n in range(11)}))
+    more = {"classes": str(tmp_path / "more.json"), "data": str(tmp_path / "numbers")}
+    assert evaluated(str(folder), tmp_path, capsys, **more)[0] == 0
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    assert {row["sample"]: row["label"] for row in rows} == {"2/0.png": 2, "10/0.png": 10}
+    keys = {"classes": ["Spray", "Alarm clock (old)"]}
+    assert evaluated(str(folder), tmp_path, capsys, **keys)[0] == 0
+    agree(of_object, logprobs(tmp_path), within=1e-6)

@@ -270,6 +270,21 @@ LINES = (
         settings={"batch_size": 128},
     ),
     Line(
+        source="a script of Slurm whose torchrun has its variables",
+        why="Slurm makes variables of the lines #SBATCH",
+        line="#SBATCH -N 4\n#SBATCH --gpus-per-node=8\nGPUS=$SLURM_GPUS_ON_NODE\n"
+        "torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=$GPUS -m open_clip_train.main "
+        f"{TARS} --model ViT-B-32 --warmup 1",
+        settings={"batch_size": 64 * 32},
+    ),
+    Line(
+        source="huggingface/accelerate#2493",
+        why="accelerate counts the processes of all machines",
+        line="python -m accelerate.commands.launch --num_machines 2 --num_processes=8 -m "
+        f"open_clip_train.main {TARS} --model ViT-B-32 --warmup 1",
+        settings={"batch_size": 512},
+    ),
+    Line(
         source="mlfoundations/open_clip#9",
         why="processes of all machines, by the words of srun, MPI and others",
         line=f"srun -N 2 -n 16 python -m training.main {TARS} --model ViT-B-32 --warmup 5",

@@ -251,8 +251,9 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     """
     if raw.labels is None:
         raise ValueError(f"task {task.name!r}: {raw.source} has no labels")
-    own_names, notes = task_classes(task), raw.notes
-    ids = raw.class_names or tuple(sorted({str(label) for label in raw.labels}))
+    ids, notes = raw.class_names or tuple(sorted({str(each) for each in raw.labels})), raw.notes
+    is_text = all(isinstance(label, str) for label in raw.labels)
+    own_names = (_names_of_keys(task, ids) if is_text else ()) or task_classes(task)
     if task.classes_from == "imagenet" and all(WORDNET_ID.fullmatch(each) for each in ids):
         own_names = _with_ids(own_names)
     if of_id := _names_by_id(own_names):
@@ -281,6 +282,14 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         groups=tuple(str(group) for group in raw.groups or ()),
         notes=(*notes, *_notes_of_names(classes)),
     )
+
+
+def _names_of_keys(task: TaskSpec, keys: Sequence[str]) -> tuple[str, ...]:
+    """The names that an object in a JSON file has for the folders; () where it has not."""
+    path = task.classes_from or ""
+    document = disk.read_json(path) if path.endswith(".json") and disk.exists(path) else None
+    names = [document.get(key) for key in keys] if isinstance(document, dict) else [None]
+    return tuple(map(str, names)) if all(isinstance(name, str) for name in names) else ()
 
 
 def _with_ids(names: Sequence[str]) -> tuple[str, ...]:
@@ -951,7 +960,14 @@ def _texts(value: Any) -> list[str]:
         listed = _literal(value)
         is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
         texts = listed if is_list else texts
-    return ["" if text is None else text.strip() for text in texts]
+    plain = []
+    for text in texts if isinstance(texts, list) else [texts]:
+        if isinstance(text, dict):  # as of COCO's sentences
+            text = next((text[key] for key in ("raw", "caption", "text") if key in text), text)
+        if not isinstance(text, str | None):
+            raise ValueError(f"a caption is no text: {value!r:.80}")
+        plain.append((text or "").strip())
+    return plain
 
 
 def _files(files: Sequence[str], tables: Sequence[pa.Table], column: str) -> ImageSource:

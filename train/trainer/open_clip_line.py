@@ -29,6 +29,15 @@ SRUN = {
     "-n": "all",
 }  # fmt: skip
 MPI = {"-np": "all", "-n": "all", "--np": "all"}
+ACCELERATE = {"--num_processes": "all", "--num_machines": "machines"}
+# Options of #SBATCH -> the variables that Slurm makes of them.
+SLURM = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--ntasks": ("SLURM_NTASKS",),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+}
+SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 # What starts the processes -> its words for those of a machine, for machines, for all processes.
 LAUNCHERS = {
     "torchrun": TORCHRUN,
@@ -38,7 +47,8 @@ LAUNCHERS = {
     "mpirun": MPI,
     "mpiexec": MPI,
     "horovodrun": MPI,
-    "accelerate": {"--num_processes": "all", "--num_machines": "machines"},
+    "accelerate": ACCELERATE,
+    "accelerate.commands.launch": ACCELERATE,
     "deepspeed": {"--num_gpus": "ranks", "--num_nodes": "machines"},
 }
 # Values of flags that a line may leave out, where they are not those of TrainConfig.
@@ -319,6 +329,8 @@ def _statement(script: str) -> str:
     if start is None:
         return text
     values: dict[str, str] = {}
+    for option, value in re.findall(r"^#SBATCH\s+(--?[\w-]+)[= ](\d+)\b", script, re.MULTILINE):
+        values |= dict.fromkeys(SLURM.get(SHORT.get(option, option), ()), value)
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[3] or match[5]
