@@ -1699,11 +1699,11 @@ def parquet(path: Path, labels: Sequence[Any]) -> None:
     pq.write_table(pa.table({"image": images, "label": labels}), path)
 
 
-def tar_of(path: Path, labels: Sequence[int]) -> None:
+def tar_of(path: Path, labels: Sequence[int], kind: str = "cls") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for number, label in enumerate(labels):
-            for end, data in (("png", png(number)), ("cls", b"%d" % label)):
+            for end, data in (("png", png(number)), (kind, b"%d" % label)):
                 member = tarfile.TarInfo(f"{path.stem}{number}.{end}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
@@ -1924,3 +1924,13 @@ def test_names_of_folders_in_an_object(tmp_path: Path, capsys: Any) -> None:
     keys = {"classes": ["Spray", "Alarm clock (old)"]}
     assert evaluated(str(folder), tmp_path, capsys, **keys)[0] == 0
     agree(of_object, logprobs(tmp_path), within=1e-6)
+
+
+def test_a_member_of_a_tar_is_named_and_read(tmp_path: Path, capsys: Any) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    tar_of(tmp_path / "data" / "0.tar", [0, 1], "label")
+    keys: dict[str, Any] = {"classes": ["barn", "dune"]}
+    status, _, said = evaluated(str(folder), tmp_path, capsys, **keys)
+    assert (status, "no member .cls (beside the image: label)" in said) == (2, True), said
+    keys["columns"] = {"label": "label"}
+    assert evaluated(str(folder), tmp_path, capsys, **keys)[0] == 0

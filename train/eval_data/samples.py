@@ -1010,7 +1010,7 @@ def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
 
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
-TEXT_EXTENSIONS = ("cls", "txt", "json", "npy")
+TEXT_EXTENSIONS = ("cls", "txt", "json", "npy", "label", "class", "caption", "text")
 SMALL_MEMBER = 1 << 20  # bytes of the longest member that is no image and is read while scanning
 Member = tuple[int, int]  # offset and length
 Scanned = tuple[tuple[str, dict[str, Member], dict[str, bytes]], ...]
