@@ -1735,6 +1735,11 @@ def test_splits_are_not_evaluated_together(
     status, _, said = evaluated(str(folder), tmp_path, capsys, **keys)
     assert status == 2
     assert not splits or f"no split 'test' (of {splits}); set split" in said
+    if names[0].startswith("train-"):  # the only one is evaluated, and named
+        (tmp_path / "data" / names[1]).unlink()
+        status, _, said = evaluated(str(folder), tmp_path, capsys, **keys)
+        assert status == 0
+        assert "are of the split 'train', none of 'test'" in said
 
 
 @pytest.mark.parametrize("kind", ["metadata.jsonl in each", "metadata.csv outside", "labels"])

@@ -509,7 +509,8 @@ def read_associations(task: TaskSpec) -> Samples:
         raise ValueError(f"task {task.name!r}: there is no folder {task.data}")
     files = [task.data]
     if disk.is_folder(task.data):
-        names = of_split(task, task.data, disk.list_names(task.data, ".parquet"), task.split)
+        names = disk.list_names(task.data, ".parquet")
+        names, _ = of_split(task, task.data, names, task.split)
         files = [disk.join(task.data, name) for name in names]
     if not files:
         raise ValueError(f"task {task.name!r}: {task.data} has no Parquet files")
@@ -1322,8 +1323,10 @@ def split_of(name: str) -> str:
     return found[0] if len(set(found)) == 1 else shard[1] if shard else ""
 
 
-def of_split(task: TaskSpec, data: str, names: Sequence[str], split: str) -> list[str]:
-    """The names of a split; all where none has one, or all have the same.
+def of_split(
+    task: TaskSpec, data: str, names: Sequence[str], split: str
+) -> tuple[list[str], tuple[str, ...]]:
+    """The names of a split; all where none has one, or all have the same, with a note on another.
 
     ValueError where names have several splits, and none has this one.
     """
@@ -1335,7 +1338,9 @@ def of_split(task: TaskSpec, data: str, names: Sequence[str], split: str) -> lis
         raise ValueError(
             f"task {task.name!r}: {data} has no split {split!r} (of {listed}); set {key}"
         )
-    return chosen or list(names)
+    others = [] if chosen else [each for each in splits if each]
+    notes = [f"all files of {data} are of the split {each!r}, none of {split!r}" for each in others]
+    return chosen or list(names), tuple(notes)
 
 
 def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
@@ -1360,11 +1365,14 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
         return read_list(task, disk.join(data, "captions.csv"), needs)
     for folder in (data, disk.join(data, "shards")):
         if tars := committed_tars(folder):
-            chosen = of_split(task, folder, [tar.rpartition("/")[2] for tar in tars], split)
-            return read_tars(task, [disk.join(folder, tar) for tar in chosen], folder, needs)
+            names = [tar.rpartition("/")[2] for tar in tars]
+            names, notes = of_split(task, folder, names, split)
+            raw = read_tars(task, [disk.join(folder, tar) for tar in names], folder, needs)
+            return dataclasses.replace(raw, notes=(*raw.notes, *notes))
     if tables := disk.list_names(data, ".parquet"):
-        files = [disk.join(data, name) for name in of_split(task, data, tables, split)]
-        return read_tables(task, files, data, needs)
+        tables, notes = of_split(task, data, tables, split)
+        raw = read_tables(task, [disk.join(data, name) for name in tables], data, needs)
+        return dataclasses.replace(raw, notes=(*raw.notes, *notes))
     names = disk.list_names(data)
     inner = [name for name in names if SPLITS.get(name.lower()) == SPLITS.get(split, split)]
     lists = [name for name in names if name.lower().endswith((*LISTS, *IMAGE_SUFFIXES))]
