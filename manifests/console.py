@@ -31,6 +31,7 @@ from clipmill.manifests import installation
 from clipmill.manifests.text import printable, printable_lines
 
 EXIT_MISTAKE = 2
+LONGEST_MISTAKE = 4000  # characters
 EXIT_INCOMPLETE = 3
 EXIT_SAVED = 75
 EXIT_OUTPUT_CLOSED = 128 + signal.SIGPIPE
@@ -379,6 +380,9 @@ def mistake(message: str) -> int:
     """Print `error: message` and return the exit status of a mistake."""
     if os.environ.get("CLIPMILL_TRACEBACK") and sys.exc_info()[0] is not None:
         print_error(*traceback.format_exc().splitlines())
+    if len(message) > LONGEST_MISTAKE:  # the value of a stranger's file is in it
+        half = LONGEST_MISTAKE // 2
+        message = f"{message[:half]} … {message[-half:]}"
     print_error(f"error: {message}")
     return EXIT_MISTAKE
 

@@ -469,6 +469,8 @@ def _read_lines(path: str) -> tuple[list[str], list[str]]:
         text = disk.read_bytes(path).decode()
     except FileNotFoundError:
         raise ValueError(f"fetch.known_bad names {path}, which does not exist") from None
+    except disk.NotRegular as error:
+        raise ValueError(f"fetch.known_bad: {error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"fetch.known_bad names {path}, which is not a text file") from None
     digests, hashes = [], []

@@ -57,6 +57,7 @@ from clipmill.manifests.schema import (
 
 
 MOST_VALUES = 100_000  # of one file once its aliases stand for what they name
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half of a pair of UTF-16
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 # What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with
 # CLIPMILL_.
@@ -132,6 +133,10 @@ def _count_values(node: yaml.Node, path: str, counts: dict[int, int]) -> int:
     import yaml
 
     if isinstance(node, yaml.ScalarNode):
+        if found := NO_TEXT.search(node.value):
+            raise ValueError(
+                f"{path}: line {_line(node)} holds {found[0]!r}, which no text and no path may have"
+            )
         return 1
     if id(node) in counts:
         if counts[id(node)] == 0:
@@ -141,8 +146,9 @@ def _count_values(node: yaml.Node, path: str, counts: dict[int, int]) -> int:
     total = 1
     if isinstance(node, yaml.MappingNode):
         _check_keys(node, path)
-        for _, child in node.value:
+        for key, child in node.value:
             total += _count_values(child, path, counts)
+            _count_values(key, path, counts)
     elif isinstance(node, yaml.SequenceNode):
         for child in node.value:
             total += _count_values(child, path, counts)

@@ -18,6 +18,7 @@ from clipmill.filters import make, specs_of_recipe
 from clipmill.manifests import disk, reader
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
+from clipmill.manifests.hashes import KnownBad
 from clipmill.manifests.layout import CommitRecord, PoolLayout
 from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.ray_runtime import Engine
@@ -310,6 +311,8 @@ def check_recipe(
                 "set fetch.user_agent to a name and an address to write to"
             )
         limits_of(recipe.fetch)
+        if recipe.fetch.known_bad is not None:
+            KnownBad.read(recipe.fetch.known_bad, recipe.fetch.phash_distance)
         if recipe.fetch.engine == "img2dataset":
             check_img2dataset(recipe.fetch, recipe.source.kind)
     if retry and source.images == "tars":
@@ -317,14 +320,19 @@ def check_recipe(
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
     check_locked(recipe)
-    check_views(recipe)
     scored = STAGES.index(until) >= STAGES.index("score")
-    for spec in specs_of_recipe(recipe):
-        options = str(spec.options)
-        if any(folder in options for folder in made):
-            make(spec)
-        else:
-            check_filter(spec, scored=scored)
+    try:
+        check_views(recipe)
+        for spec in specs_of_recipe(recipe):
+            options = str(spec.options)
+            if any(folder in options for folder in made):
+                make(spec)
+            else:
+                check_filter(spec, scored=scored)
+    except ValueError as error:  # an ablation may have several recipes
+        if repr(recipe.name) in str(error):
+            raise
+        raise ValueError(f"recipe {recipe.name!r}: {error}") from error
 
 
 def _refuse_other_source(pool: str, recipe: Recipe) -> None:

@@ -89,6 +89,12 @@ fetch: {max_bytes: 1M, user_agent: "test (+http://clipmill.example)"}
         (WEB, "user_agent: ", "img2dataset_python: ", "user_agent"),
         (WEB, "{n: int}", "{MD5: string}", "'MD5'"),
         (WEB, "[t.csv]", "['t-{0..3.csv']", "r.yaml: source.paths: the braces of"),
+        (WEB, "max_bytes: 1M", r'known_bad: "a\0"', r"r.yaml: line 4 holds '\x00', which no text"),
+        (WEB, "max_bytes: 1M", "known_bad: .", "is a folder, not a regular file; give a regular"),
+        (WEB, "max_bytes: 1M", "known_bad: t.csv", "line 1 is 'url,caption,n'; write a sha256"),
+        (RECIPE, "[tars]", r'["\ud83d"]', r"r.yaml: line 3 holds '\ud83d', which no text"),
+        (RECIPE, "fetch:", r'"\ud83d":', r"r.yaml: line 4 holds '\ud83d', which no text"),
+        (RECIPE, "[caption]", "[captoin]", "recipe 'r': there is no filter 'captoin'; did you"),
     ],
 )
 def test_a_recipe_that_would_be_read_by_chance(
@@ -104,3 +110,12 @@ def test_a_recipe_that_would_be_read_by_chance(
     words = [tmp_path / "r.yaml", "--out", tmp_path / "pool", "--engine", "inline"]
     assert message in told(commands.build, words)
     assert not (tmp_path / "pool").exists()
+
+
+def test_a_value_of_a_megabyte_leaves_the_line_short(told, tmp_path) -> None:
+    """What is before and behind the value is still there."""
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("shards", "x" * 1_000_000))
+    line = told(commands.build, [tmp_path / "r.yaml", "--out", tmp_path / "pool"])
+    assert "r.yaml: source.kind is 'xxx" in line
+    assert line.endswith("shards, lock")
+    assert len(line) < 4100

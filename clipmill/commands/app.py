@@ -40,8 +40,7 @@ STOPPED = {
     "evaluate": "run the command again",
     "ablate": "finished runs stay; run the same command again to do the others",
     "report": "run the command again",
-    "weights": "the folder may be incomplete; remove it and run the command again",
-    "weights onnx": "nothing was written; run the command again",
+    "weights": "nothing was written; run the command again",
 }
 # (name, App in a module, group, first line of the help)
 COMMANDS = (

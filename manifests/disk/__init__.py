@@ -42,6 +42,7 @@ from clipmill.manifests.disk.files import (
     local_path,
     names_below,
     naming,
+    new_folder,
     open_file,
     open_stream,
     output_folder,

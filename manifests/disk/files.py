@@ -1104,6 +1104,36 @@ def scratch_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Pa
         os.close(lock)
 
 
+@contextmanager
+def new_folder(folder: str) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` at the end of the block: whole or, locally, not at
+    all. At a URL what describes the others, a .json, comes last.
+
+    ValueError where `folder` is not empty, or where another command was faster.
+    """
+    if list_names(folder) or (not is_url(folder) and local_path(folder).is_file()):
+        raise ValueError(f"{folder} exists and is not empty; choose a new folder")
+    if is_url(folder):
+        with scratch_folder("clipmill-folder-") as staging:
+            yield staging
+            for path in sorted(staging.iterdir(), key=lambda path: (path.suffix == ".json", path)):
+                publish(path, join(folder, path.name))
+        return
+    target = local_path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(f".{target.name}.partial.", target.parent) as staging:
+        yield staging
+        for path in staging.iterdir():
+            sync_file(path)
+        try:
+            os.rename(staging, target)  # over a folder only where it is empty
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise ValueError(f"{folder} was made by another command in the meantime") from None
+        sync_folder(target.parent)
+
+
 def remove_abandoned(home: Path, prefix: str) -> list[Path]:
     """Remove the folders of this prefix that no process has locked; those that were removed."""
     removed = []

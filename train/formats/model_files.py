@@ -265,17 +265,17 @@ def source_files(source: str, *, alone: bool = True) -> dict[str, str]:
 
 
 def save_model(model: AnyModel, folder: str, format_name: str) -> None:
-    """Write a model to a new folder in one of FORMATS, then read it back and compare every bit.
+    """Write a model to a new folder in one of FORMATS, whole or not at all: what is read back has
+    the same bits.
 
     ValueError for a folder that is not empty and for a model that the format cannot express.
     """
-    if disk.list_names(folder) or (not disk.is_url(folder) and disk.local_path(folder).is_file()):
-        raise ValueError(f"{folder} exists and is not empty; choose a new folder")
-    FORMATS[format_name](model, folder)
-    expected, stored = model.state_dict(), load_model(folder).state_dict()
-    different = [name for name in expected if not torch.equal(expected[name].cpu(), stored[name])]
-    if different:
-        raise OSError(f"{different[0]} differs after {folder} was read back; write it again")
+    with disk.new_folder(folder) as staging:
+        FORMATS[format_name](model, str(staging))
+        expected, stored = model.state_dict(), load_model(str(staging)).state_dict()
+        for name, value in expected.items():
+            if not torch.equal(value.cpu(), stored[name]):
+                raise OSError(f"{name} differs after {folder} was read back; write it again")
 
 
 # --- start from weights ---------------------------------------------------------------------------

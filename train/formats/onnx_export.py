@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import errno
 import importlib.util
 import json
 import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -350,7 +348,11 @@ def save_onnx(
             "trainer become ONNX graphs here; export that module by torch.onnx"
         )
     options.check(model.config)
-    _refuse_existing(folder)
+    if folder.endswith(".onnx"):
+        raise ValueError(
+            f"{folder} would be a folder with {IMAGE_FILE} and {TEXT_FILE};"
+            " give it a name that does not end in .onnx"
+        )
     for name, value in model.state_dict().items():
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} holds NaN or infinity; the model is broken")
@@ -358,54 +360,14 @@ def save_onnx(
     metadata = {}
     for key, value in plain.items():
         metadata[f"clipmill.{key}"] = value if isinstance(value, str) else json.dumps(value)
-    with _staging(folder) as staging:
+    with disk.new_folder(folder) as staging:
         write_graphs(model, staging, options, metadata)
         differences = _checked(model, staging, options)
         files = {}
         for path in sorted(staging.iterdir()):
             files[path.name] = {"bytes": path.stat().st_size, "sha256": disk.file_sha256(path)}
         disk.write_json(str(staging / CONFIG_FILE), {**plain, "files": files})
-        _publish(staging, folder)
     return differences
-
-
-def _refuse_existing(folder: str) -> None:
-    if folder.endswith(".onnx"):
-        raise ValueError(
-            f"{folder} would be a folder with {IMAGE_FILE} and {TEXT_FILE};"
-            " give it a name that does not end in .onnx"
-        )
-    if disk.list_names(folder) or (not disk.is_url(folder) and disk.local_path(folder).is_file()):
-        raise ValueError(f"{folder} exists and is not empty; choose a new folder")
-
-
-def _staging(folder: str) -> AbstractContextManager[Path]:
-    """A folder to write to: beside the local one that it becomes."""
-    if disk.is_url(folder):
-        return disk.scratch_folder("clipmill-onnx-")
-    target = disk.local_path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return disk.scratch_folder(f".{target.name}.partial.", target.parent)
-
-
-def _publish(staging: Path, folder: str) -> None:
-    """Give the finished files their place. ValueError where another export was faster."""
-    names = [path.name for path in staging.iterdir()]
-    if disk.is_url(folder):
-        for name in sorted(names, key=lambda name: name == CONFIG_FILE):
-            disk.publish(staging / name, disk.join(folder, name))
-        return
-    for name in names:
-        with open(staging / name, "rb") as f:
-            os.fsync(f.fileno())
-    target = disk.local_path(folder)
-    try:
-        os.rename(staging, target)  # over a folder only where it is empty
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        raise ValueError(f"{folder} was made by another command in the meantime") from None
-    disk.sync_folder(target.parent)
 
 
 # --- the proof ------------------------------------------------------------------------------------

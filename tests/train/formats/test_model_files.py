@@ -107,6 +107,23 @@ def test_nothing_is_written_over(tmp_path, model):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_of_two_commands_one_writes_the_folder_and_the_other_says_so(tmp_path, model, monkeypatch):
+    """Not open_clip's files and Hugging Face's in one folder."""
+    folder = str(tmp_path / "both")
+    slow = model_files.FORMATS["huggingface"]
+
+    def other_first(model, staging):
+        save_model(model, folder, "open_clip")
+        slow(model, staging)
+
+    monkeypatch.setitem(model_files.FORMATS, "huggingface", other_first)
+    with pytest.raises(ValueError, match="both was made by another command in the meantime"):
+        save_model(model, folder, "huggingface")
+    assert_same(load_model(folder), model)
+    assert not (tmp_path / "both" / "config.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["both"]
+
+
 def test_a_folder_that_reads_back_differently_is_noticed(tmp_path, model, monkeypatch):
     def save_other(_, folder):
         save_export(CLIP(SMALL, seed=4), folder)
@@ -114,6 +131,7 @@ def test_a_folder_that_reads_back_differently_is_noticed(tmp_path, model, monkey
     monkeypatch.setitem(model_files.FORMATS, "open_clip", save_other)
     with pytest.raises(OSError, match="differs after"):
         save_model(model, str(tmp_path / "x"), "open_clip")
+    assert not list(tmp_path.iterdir())
 
 
 def test_initial_weights_are_those_of_the_source(tmp_path, model, listed):

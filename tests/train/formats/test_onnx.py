@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from clipmill.manifests import disk
+from clipmill.manifests.disk import files
 from clipmill.train import transforms
 from clipmill.train.formats import onnx_export
 from clipmill.train.formats.model_files import weights_sha256
@@ -216,16 +217,16 @@ def test_what_exists_stays(model, instant, tmp_path):
 
 def test_of_two_exports_one_is_whole_and_the_other_says_so(model, instant, tmp_path, monkeypatch):
     folder = str(tmp_path / "both")
-    publish = onnx_export._publish
+    checked = onnx_export._checked
     first = []
 
-    def other_first(staging, target):
+    def other_first(model, staging, options):
         if not first:
-            first.append(target)
+            first.append(staging)
             save_onnx(model, folder, PLAIN, "first")
-        publish(staging, target)
+        return checked(model, staging, options)
 
-    monkeypatch.setattr(onnx_export, "_publish", other_first)
+    monkeypatch.setattr(onnx_export, "_checked", other_first)
     with pytest.raises(ValueError, match="was made by another command in the meantime"):
         save_onnx(model, folder, PLAIN, "second")
     assert disk.read_json(f"{folder}/onnx_config.json")["source"] == "first"
@@ -247,7 +248,7 @@ def test_a_store_gets_the_description_last(model, instant, monkeypatch):
     published = []
     publish = disk.publish
     monkeypatch.setattr(
-        disk, "publish", lambda staged, path: (published.append(path), publish(staged, path))
+        files, "publish", lambda staged, path: (published.append(path), publish(staged, path))
     )
     save_onnx(model, "memory://onnx/a", PLAIN)
     assert [path.rpartition("/")[2] for path in published] == [
