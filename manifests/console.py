@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import logging
 import os
 import select
@@ -60,7 +61,7 @@ PATH_ERRORS = {
     errno.EROFS,
 }
 # Also where no file is named. EHOSTDOWN: a store that does not answer.
-DISK_ERRORS = {errno.EHOSTDOWN, errno.EIO, errno.ENOSPC}
+DISK_ERRORS = {errno.EDQUOT, errno.EFBIG, errno.EHOSTDOWN, errno.EIO, errno.ENOSPC}
 PARENT = "CLIPMILL_PARENT"  # the process that started this one and is to end with it
 PARENT_S = 0.2  # between two looks whether it is still there
 # Of sh: a watcher kills the process group of a command when standard input ends.
@@ -245,7 +246,8 @@ def how_to_install(package: str = "") -> str:
 
 
 def open_standard_streams() -> None:
-    """Open the null device where stdin, stdout or stderr is closed, as with `2>&-`.
+    """Open the null device where stdin, stdout or stderr is closed, as with `2>&-`. What is
+    written is UTF-8, whatever the locale.
 
     Otherwise the next file that is opened gets the number of stderr, and what Ray, a C library or
     `_end` writes there lands in a tar.
@@ -258,6 +260,9 @@ def open_standard_streams() -> None:
             assert opened == number
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    for stream in (sys.stdout, sys.stderr):  # a locale of ASCII has no sign for ± and →
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -582,7 +582,7 @@ def configure(changes: Mapping[str, Any], epoch_samples: int | None = None) -> T
     changes = plain_changes(changes)
     rest = {key: value for key, value in changes.items() if key != "preset"}
     preset = changes.get("preset")
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and preset not in [*PRESETS]:  # of a manifest it may be a list
         suggestion = did_you_mean(str(preset), PRESETS)
         raise ValueError(f"there is no preset {preset!r}{suggestion} (of {', '.join(PRESETS)})")
     base = TrainConfig() if preset is None else PRESETS[preset]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
     assert done.returncode == console.EXIT_MISTAKE
     (line,) = done.stderr.splitlines()
     assert "has no package 'fastwarc'; run `make venv`" in line
+
+
+def test_a_locale_of_ascii_has_all_signs_of_a_verdict() -> None:
+    """UTF-8, as Python itself writes it there where nothing forbids it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clipmill", "decide", "examples/cifar10_120_runs.parquet"],
+        cwd=ROOT,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
+        capture_output=True,
+        timeout=300,
+        check=True,
+    )
+    assert "clip30                24    44.6 ± 0.9  +12.1 [+10.6, +13.6]" in done.stdout.decode()
 
 
 def test_the_sentences_below_the_options_fit_a_terminal() -> None:

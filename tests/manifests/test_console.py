@@ -275,7 +275,7 @@ def test_a_broken_connection_is_one_line(
     assert capfd.readouterr().err == "error: the store has closed the connection\n"
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("path", [None, "/pool/x"])
 def test_a_disk_that_fails_is_one_line(
     number: int, path: str | None, capsys: pytest.CaptureFixture[str]

@@ -176,6 +176,8 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
     [
         ({"learning_rate": 1}, "unknown training setting 'learning_rate'"),
         ({"batchsize": 8}, "did you mean 'batch_size'?"),
+        ({"preset": {}}, "there is no preset {}"),
+        ({"preset": ["micro"]}, "there is no preset ['micro']"),
         ({"preset": "datacomp_smal"}, "did you mean 'datacomp_small'?"),
         ({"lr": "fast"}, "lr is 'fast'; it must be a number"),
         ({"lr": float("nan")}, "it must be a number"),

@@ -928,7 +928,12 @@ def saved_metrics(
     path = disk.join(out, f"{task.name}.parquet")
     if not disk.exists(path):
         return None
-    metadata = disk.read_metadata(path)
+    try:
+        metadata = disk.read_metadata(path)
+        disk.read_parquet(path)  # else the comparison of the runs is what finds a damaged page
+    except disk.DamagedTable as error:
+        logger.info("%s: it is made anew", error)
+        return None
     same_task = metadata.get("task") == disk.to_plain(task)
     if not same_task or metadata.get("data_hash") != data_hash(read_samples(task)):
         what = "images, labels or prompts" if same_task else "settings of the task"

@@ -104,6 +104,20 @@ def test_saved_metrics_are_of_this_task_and_these_images(colours, model, tmp_pat
     assert saved_metrics(out, colours) is None
 
 
+@pytest.mark.parametrize("place", [300, -100])
+def test_damaged_predictions_are_made_anew_with_a_reason(colours, model, tmp_path, caplog, place):
+    """A page, and the footer: the size and the time of the file are the old ones."""
+    path = tmp_path / "colours.parquet"
+    evaluate(model, [colours], str(tmp_path))
+    data = bytearray(path.read_bytes())
+    data[place : place + 40] = bytes(40)
+    path.write_bytes(data)
+    with caplog.at_level("INFO"):
+        assert saved_metrics(str(tmp_path), colours) is None
+    assert "colours.parquet is damaged, or no Parquet file: " in caplog.text
+    assert caplog.text.strip().endswith(": it is made anew")
+
+
 def test_predictions_of_another_version_are_made_anew_with_a_reason(
     colours, model, tmp_path, caplog
 ):
