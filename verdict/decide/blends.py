@@ -35,6 +35,8 @@ SUM_TOLERANCE = 0.01  # of the shares of a run, as in Olmix
 LEAST_PERCENT = 1.5  # a share of samples above it is a percentage
 MOST_NAMED = 5  # runs in a note
 CONFIRMING_SEEDS = 10
+CHOICE = "mix.json"
+WRITTEN = ("ratios.csv", "blend.yaml", "confirm.yaml", CHOICE)
 FOUND, BEST_RUN = "found", "best run"
 SHARE_DIGITS = 4
 KEPT = ("train", "evaluate", "primary", "equivalence", "jobs", "ranks", "hardware")
@@ -480,7 +482,9 @@ def _one_kind(
 
 
 def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> list[str]:
-    """Leave the recommended blend in `out`; the files. mix.json has the choice. Of an ablation:
+    """Leave the recommended blend in `out`; the files. mix.json has the choice, and comes last; the
+    files of an earlier answer go. ValueError where `out` has files of such names of somebody else,
+    as the ratios.csv that was read. Of an ablation:
     blend.yaml for `clipmill train`, and confirm.yaml, an ablation of the found blend against
     uniform and proportional shares, the mixture of the best run and the arms that people named, on
     fresh seeds; an arm that is the found blend would be the same runs. Of tables: ratios.csv with
@@ -488,7 +492,13 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     """
     import yaml
 
-    disk.write_json(disk.join(out, "mix.json"), disk.to_plain(choice))
+    there = [name for name in WRITTEN if disk.exists(disk.join(out, name))]
+    if there and CHOICE not in there:
+        raise ValueError(
+            f"{out} has a {there[0]} that `clipmill mix` did not write; name another folder"
+        )
+    for name in there:
+        disk.remove(disk.join(out, name))
     found, best = _views(choice.sources, choice.shares), None
     if choice.best_shares is not None and choice.best_shares != choice.shares:
         best = _views(choice.sources, choice.best_shares)
@@ -498,7 +508,8 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
         shares = (str(recommended.get(name, 0.0)) for name in choice.sources)
         text += ",".join([choice.recommended, *shares]) + "\n"
         disk.write_bytes(disk.join(out, "ratios.csv"), text.encode())
-        return ["mix.json", "ratios.csv"]
+        disk.write_json(disk.join(out, CHOICE), disk.to_plain(choice))
+        return [CHOICE, "ratios.csv"]
     ablation = swarm.ablation
     pools = {}
     for name in ablation.pools:
@@ -533,7 +544,8 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     for name, document in (("blend.yaml", blend), ("confirm.yaml", confirm)):
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         disk.write_bytes(disk.join(out, name), text.encode())
-    return ["mix.json", "blend.yaml", "confirm.yaml"]
+    disk.write_json(disk.join(out, CHOICE), disk.to_plain(choice))
+    return [CHOICE, "blend.yaml", "confirm.yaml"]
 
 
 def _views(sources: Sequence[str], shares: Sequence[float]) -> dict[str, float]:

@@ -84,6 +84,20 @@ def test_tables_give_a_blend_that_olmix_reads(
     assert [float(cell) for cell in lines[1].split(",")[1:]] == choice["shares"]
 
 
+def test_what_is_written_replaces_its_own_files_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tables(tmp_path), "--to"]
+    before = (tmp_path / "ratios.csv").read_text()
+    assert "a ratios.csv that" in refused([*words, str(tmp_path)], capsys)
+    assert (tmp_path / "ratios.csv").read_text() == before
+    out = tmp_path / "to"
+    assert mixed([*words, str(out)], capsys) == mixed([*words, str(out)], capsys)
+    (out / "blend.yaml").write_text("of an earlier answer, whose shares came from an ablation")
+    mixed([*words, str(out)], capsys)
+    assert sorted(path.name for path in out.iterdir()) == ["mix.json", "ratios.csv"]
+
+
 def test_more_is_better_where_it_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
