@@ -5,6 +5,7 @@ What they need is imported when they run, so that a help costs nothing of it.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -75,9 +76,16 @@ def decide_results(
     from clipmill.manifests import disk
     from clipmill.manifests.web_page import MARK, pages_beside
     from clipmill.verdict.decide.exports import check_words, failed
+    from clipmill.verdict.tables.reader import VERDICTS
 
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
+    if csv is not None:
+        disk.check_replaceable(csv, VERDICTS, "--csv")
+    sources = {os.path.realpath(path) for path in (results, *more)}
+    for option, path in (("--markdown", markdown), ("--latex", latex), ("--svg", svg)):
+        if path is not None and os.path.realpath(path) in sources:
+            raise ValueError(f"{option} {path}: the results are read from it; name another file")
     check_words(fail_on or ())
     chosen: dict[str, list[object]] = {}
     for name, text in _pairs("--where", where):

@@ -19,6 +19,8 @@ import pytest
 import clipmill
 from clipmill.commands.app import main
 from clipmill.manifests import console
+from clipmill.verdict.decide.exports import COLUMNS
+from clipmill.verdict.tables.reader import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "examples/cifar10_120_runs.parquet"
@@ -185,6 +187,26 @@ def test_options_do_what_they_do_for_the_command(tmp_path: Path) -> None:
 def test_of_two_metrics_the_other_one_may_be_as_good() -> None:
     text = clipmill.decide(FRAME.assign(recall=FRAME.accuracy), baseline="raw").text
     assert "The other one may be as good as the first." in text
+
+
+@pytest.mark.parametrize("option", ["--csv", "--markdown", "--latex", "--svg", "--page"])
+def test_a_verdict_is_not_written_over_the_results(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "runs.csv"
+    FRAME.to_csv(results, index=False)
+    before = results.read_bytes()
+    assert str(results) in refused(capsys, "decide", str(results), option, str(results))
+    assert results.read_bytes() == before
+
+
+def test_verdicts_that_lie_beside_the_results_are_left_out(tmp_path: Path) -> None:
+    FRAME.to_csv(tmp_path / "runs.csv", index=False)
+    words = ["decide", str(tmp_path), "--csv", str(tmp_path / "out.csv")]
+    first, again = printed(*words), printed(*words)
+    assert "(verdicts that `clipmill decide --csv` wrote)" in again
+    assert first.split("Read as:")[0] == again.split("Read as:")[0]
+    assert ",".join(COLUMNS).encode().startswith(VERDICTS)
 
 
 # --- mix and compare ------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ RUN_IN_HEADER = re.compile(
 )  # fmt: skip
 # Roles that a column may have by its name beside runs that stand in the header.
 OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size", "time")
+VERDICTS = b"task,metric,arm,baseline,runs,mean,sd,difference,low,high,"  # of `decide --csv`
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 HELD_OUT = ("val", "valid", "validation", "eval", "dev")  # before the name of a metric
@@ -287,7 +288,11 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
     skipped, several = list[str](), list[SeveralTables]()
     for file, label in zip(files, labels, strict=True):
         try:
-            frame = frame_of_bytes(_bytes_of(file), table, baseline)
+            data = _bytes_of(file)
+            if file in others and data.startswith(VERDICTS):
+                skipped.append(f"{label} (verdicts that `clipmill decide --csv` wrote)")
+                continue
+            frame = frame_of_bytes(data, table, baseline)
         except ERRORS as error:
             if isinstance(error, SeveralTables):
                 several.append(SeveralTables(f"{file}: {error.text}", error.labels))
