@@ -15,8 +15,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.data.blends import stream_of
@@ -393,8 +391,12 @@ def _words_of_yaml(text: str) -> list[str]:
     and the flags of a sweep with one value each; [] where the text is none. ValueError for more.
     """
     text = re.sub(r"^\s*//.*", "", text, flags=re.MULTILINE)
+    if not STARTS.search(text):
+        return []
+    import yaml
+
     try:
-        nodes = [*yaml.safe_load_all(text)] if STARTS.search(text) else []
+        nodes = [*yaml.safe_load_all(text)]
     except (yaml.YAMLError, ValueError, RecursionError):  # a date that there is not
         return []
     for node in nodes:
