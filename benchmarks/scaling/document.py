@@ -86,14 +86,13 @@ def step_lines(results: Results) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|"
     for name, part in results.items():
         for step, rows in part["steps"].items():
-            first = next((row for row in rows if row["count"] >= part["base"]), None)
-            if first is None:
-                continue
             large = [row for row in rows if row["count"] >= part["base"]]
+            if not large:
+                continue
             costs = " ".join(f"{1e6 * row['cpu_s'] / row['count']:.3g}" for row in large)
             peaks = " ".join(f"{row['peak_mib']:,}" for row in large)
             yield (
-                f"| {name}, {step.replace('_', ' ')} | {part['unit']} | {first['count']:,} | "
+                f"| {name}, {step.replace('_', ' ')} | {part['unit']} | {large[0]['count']:,} | "
                 f"{costs} | {peaks} | {_exponent_and_range(large)} |"
             )
 

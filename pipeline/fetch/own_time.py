@@ -47,20 +47,23 @@ class _Beat:
 _beats: WeakKeyDictionary[asyncio.AbstractEventLoop, _Beat] = WeakKeyDictionary()
 
 
-def _beat() -> _Beat:
-    return _beats.setdefault(asyncio.get_running_loop(), _Beat())
+def _of_running_loop() -> _Beat:
+    loop = asyncio.get_running_loop()
+    if (beat := _beats.get(loop)) is None:
+        beat = _beats[loop] = _Beat()
+    return beat
 
 
 def now() -> float:
     """Seconds of a clock of the running loop that stands still while the process does not run."""
-    beat = _beat()
+    beat = _of_running_loop()
     return time.monotonic() - beat.lost_s - beat.late_s()
 
 
 @contextlib.asynccontextmanager
 async def limit(seconds: float | None) -> AsyncGenerator[asyncio.Timeout]:
     """`asyncio.timeout` by `now`: TimeoutError, except that a beat of the time can be missing."""
-    beat = _beat()
+    beat = _of_running_loop()
     async with asyncio.timeout(seconds) as timeout:
         beat.limits.add(timeout)
         if beat.due == math.inf:

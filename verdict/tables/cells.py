@@ -132,10 +132,11 @@ def _marked(text: str, comma: str) -> Cell:
     if found := WITH_UNIT.fullmatch(plain):
         unit, spread = found[3], float(found[2]) if found[2] else None
         note = SPREAD_NOTE if found[2] else f"numbers with {unit} behind them"
-        size = SIZES.get(unit.lower(), 1.0) if unit != "m" else 1.0
+        size = None if unit == "m" else SIZES.get(unit.lower())
+        if size is None:
+            return Cell(float(found[1]), note, unit=unit, spread=spread)
         spread = None if spread is None else spread * size
-        unit = "" if unit != "m" and unit.lower() in SIZES else unit
-        return Cell(float(found[1]) * size, note, unit=unit, spread=spread)
+        return Cell(float(found[1]) * size, note, spread=spread)
     return NOTHING
 
 
