@@ -714,6 +714,12 @@ def directed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return stored
 
 
+def in_towers(name: str) -> str:
+    towers = {"visual.": "_image_encoder", "logit_scale": "_logit_scale"}
+    tower = next((towers[start] for start in towers if name.startswith(start)), "_text_encoder")
+    return f"{tower}.module.{name}"
+
+
 def as_clip(state: Mapping[str, torch.Tensor]) -> CLIP:
     model = CLIP(model_of_settings(TOWERS, None, "tiny"))
     model.load_state_dict(from_open_clip(state, model.config))
@@ -792,6 +798,40 @@ CHECKPOINTS = (
             f"module.{name.replace('resblocks.0', 'resblocks.0._orig_mod')}": x
             for name, x in state.items()
         },
+    ),
+    Checkpoint(
+        source="wkcn/TinyCLIP: src/open_clip/model.py",
+        why="each tower is a module of its own, inside of a wrapper",
+        content=lambda state: {"state_dict": {in_towers(name): x for name, x in state.items()}},
+    ),
+    Checkpoint(
+        source="pytorch/pytorch#77224",
+        why="names of recomputation around the blocks, and of FSDP around a tower",
+        content=lambda state: {
+            name.replace("visual.", "visual._fsdp_wrapped_module.").replace(
+                "resblocks.0.", "resblocks.0._checkpoint_wrapped_module."
+            ): x
+            for name, x in state.items()
+        },
+    ),
+    Checkpoint(
+        source="ibrahimethemhamamci/CT-CLIP#17",
+        why="FSDP's shards of one rank as if they were whole: most are of size 0",
+        content=lambda state: {
+            name: x if x.ndim < 2 else torch.zeros(0) for name, x in state.items()
+        },
+        refuses="visual.positional_embedding has shape [0]; the model needs [5, 16]",
+    ),
+    Checkpoint(
+        source="Zasder3/train-CLIP-FT#10",
+        why="a student and its teacher are two models: neither is taken for the other",
+        content=lambda state: {
+            "state_dict": {
+                f"{which}.{name}": x for which in ("model", "teacher") for name, x in state.items()
+            },
+        },
+        refuses="parameters that the model lacks: teacher.",
+        file="fine.ckpt",
     ),
     Checkpoint(
         source="zer0int/CLIP-fine-tune: README.md",
@@ -1674,6 +1714,17 @@ def test_a_folder_without_a_model_is_answered_with_what_to_name(
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"")
     assert f"dcp_to_torch {tmp_path}/dcp FILE.pt" in said_of(tmp_path / "dcp")
+    # baaivision/EVA: EVA-CLIP/rei/training/main.py, by DeepSpeed
+    (tmp_path / "ds" / "epoch_1").mkdir(parents=True)
+    (tmp_path / "ds" / "latest").write_text("epoch_1")
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save({}, tmp_path / "ds" / "epoch_1" / name)
+    file = f"{tmp_path}/ds/epoch_1/mp_rank_00_model_states.pt"
+    assert said_of(tmp_path / "ds").endswith(f"open_clip:NAME/{file}\n")
+    # huggingface/accelerate#1853: what save_state writes
+    state = copied(plain_hf, tmp_path / "step_500", ["config.json"])
+    torch.save({}, state / "optimizer.bin")
+    assert said_of(state).endswith(f"open_clip:NAME/{state}/model.safetensors\n")
     # InternLM/InternLM-XComposer#206
     assert "hf download openai/clip-a --local-dir" in said_of("openai/clip-a")
     # mlfoundations/open_clip#772: a tower whose configuration is on the hub

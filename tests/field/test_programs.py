@@ -345,6 +345,29 @@ LINES = (
         settings={"batch_size": 256, "warmup": 5},
     ),
     Line(
+        source="mlfoundations/datacomp: slurm_train.sh",
+        why="a script whose trainer is DataComp's: its scale is named",
+        line='module load openmpi\nSCALE="small"\nif [ "$SCALE" == "xlarge" ]; then\n  P=amp\nfi\n'
+        "srun --cpu_bind=v python train.py \\\n  --scale ${SCALE} \\\n  --data_dir d --seed 0\n",
+        refusal="DataComp's train.py --scale small is --preset datacomp_small here",
+    ),
+    Line(
+        source="mlfoundations/open_clip: docs/script_examples/clipa/vit_b16/i50_t16_pretrain.sh",
+        why="a crop with brackets and a blank, numbers in quotation marks, a size of its own",
+        line="torchrun --nproc_per_node 8 -m open_clip_train.main --save-most-recent "
+        f'{TARS} --lr "2.048e-3" --beta1 0.9 --beta2 0.95 --warmup 7 --wd 0.2 --batch-size 64 '
+        "--aug-cfg scale='(0.4, 1.0)' --epochs 6 --model ViT-B-16 --precision 'amp_bf16' "
+        "--force-image-size 112",
+        settings={"batch_size": 512, "lr": 2.048e-3, "crop_min": 0.4, "precision": "bf16"},
+    ),
+    Line(
+        source="mlfoundations/open_clip: docs/script_examples/clipav2/vit_h14",
+        why="colours of --aug-cfg would be other pictures",
+        line=f"python -m open_clip_train.main {TARS} --model ViT-B-16 --warmup 7 --aug-cfg "
+        "scale='(0.4, 1.0)' color_jitter='(0.32, 0.32, 0.32, 0.08)' gray_scale_prob=0.2",
+        refusal="--aug-cfg color_jitter cannot be done here",
+    ),
+    Line(
         source="mlfoundations/open_clip: manifests of --train-data",
         why="a file that lists sources is named before its samples are asked for",
         line="python -m open_clip_train.main --train-data mix.json --model ViT-B-32 --warmup 5",

@@ -53,6 +53,9 @@ FORCED = {
     "image_resize_mode": "resize_mode", "force_quick_gelu": "quick_gelu", "pretrained": "",
     "force_image_size": "vision_cfg.image_size", "force_context_length": "text_cfg.context_length",
 }  # fmt: skip
+# Files of optimizers, schedules and random numbers, as of DeepSpeed and accelerate.
+STATE_FILE = "state.json"  # beside the weights of a checkpoint of our own
+NO_WEIGHTS = re.compile(r"optim|schedul|random|rng|scaler|training_args|zero_pp_rank")
 HUB_NAME = re.compile(r"(hf-hub:)?[\w.-]+/[\w.-]+")
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
@@ -94,11 +97,10 @@ def load_model(source: str) -> AnyModel:
         return open_clip_files.load_export(run.export)
     if disk.exists(disk.join(folder, hf.CONFIG_FILE)):
         return hf.load_hf(folder)
-    files = [name for name in disk.list_names(run.checkpoints) if name.endswith(WEIGHTS_SUFFIXES)]
-    if files:
+    if not disk.exists(run.log) and (files := _files_of_weights(run.checkpoints)):
         raise ValueError(
             f"{folder} is a folder of open_clip's training; name a file of weights: "
-            f"{_with_name(disk.join(run.checkpoints, files[-1]))}"
+            f"{_with_name(files[-1])}"
         )
     if disk.exists(run.log) or disk.exists(run.checkpoints):
         raise ValueError(f"{folder} is a run that has not finished; start it again to finish it")
@@ -110,6 +112,11 @@ def load_model(source: str) -> AnyModel:
         )
     if folders := [disk.join(folder, name) for name in _folders_with_model(folder, there)]:
         raise ValueError(f"{folder} has no model, but {', '.join(folders[:3])} has one; name that")
+    if files := _files_of_weights(folder):
+        raise ValueError(
+            f"{folder} has weights and does not say of what model; name a file of them with a name "
+            f"of open_clip's: {_with_name(files[-1])}"
+        )
     reason = "has no model" if disk.exists(folder) else "does not exist"
     name = source.removeprefix("hf-hub:")
     if HUB_NAME.fullmatch(source) and not disk.exists(name.partition("/")[0]):
@@ -128,6 +135,21 @@ def _folders_with_model(folder: str, names: list[str]) -> Iterator[str]:
             yield name
         elif name == "snapshots":  # of the cache of Hugging Face's hub
             yield from (f"{name}/{each}" for each in inner)
+
+
+def _files_of_weights(folder: str) -> list[str]:
+    """The files of weights of other programs in a folder, or else in the folders of it."""
+    folders = [disk.join(folder, name) for name in disk.list_names(folder)]
+    for inner in ([folder], folders):
+        files = []
+        for each in inner:
+            names = disk.list_names(each)
+            for name in names if STATE_FILE not in names else ():
+                if name.endswith(WEIGHTS_SUFFIXES) and not NO_WEIGHTS.search(name):
+                    files.append(disk.join(each, name))
+        if files:
+            return files
+    return []
 
 
 def _with_name(path: str) -> str:

@@ -217,7 +217,7 @@ def with_positions(state: Mapping[str, Any], config: ModelConfig, source: str) -
                         ("text.positional_embedding", text)):  # fmt: skip
         stored = state.get(name, table)
         is_image = table is visual
-        is_square = not is_image or math.isqrt(len(stored) - 1) ** 2 == len(stored) - 1
+        is_square = not is_image or math.isqrt(max(len(stored) - 1, 0)) ** 2 == len(stored) - 1
         if stored.shape == table.shape or stored.shape[1:] != table.shape[1:] or not is_square:
             continue
         try:

@@ -238,9 +238,11 @@ def to_their_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-# Parts of names that DDP, torch.compile, FSDP and recomputation add, around a model or a block.
+# Parts of names that DDP, torch.compile, FSDP and recomputation add, around a model or a block, and
+# a training whose towers are modules of their own.
 WRAPPERS = re.compile(
-    r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+    r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|"
+    r"_(image|text)_encoder|_logit_scale)\."
 )
 # The length and the direction of the rows of a weight that was trained as these two.
 DIRECTIONS = (

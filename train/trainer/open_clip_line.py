@@ -279,7 +279,7 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
         elif not flag:
             raise ValueError(
                 f"{word!r} is no flag, and the line does not start open_clip_train.main; give the "
-                "words after that, or the whole line" + (DATACOMP if "--scale" in words else "")
+                "words after that, or the whole line" + (DATACOMP if "--scale" in line else "")
             )
         else:
             flags[flag] = f"{flags[flag]} {word}".strip()

@@ -236,6 +236,17 @@ def decide(results: Results, question: Question) -> Decision:
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+    asked = [tables[question.task]] if question.task in tables else list(tables.values())
+    few = _few_blocks(table, asked, baseline) if over else []
+    if few:
+        refusals.append(
+            f"no verdict on {_names(few)}: fewer than {LEAST_BLOCKS} blocks in common with "
+            f"{baseline}, one run each, and what another block would show is not known"
+        )
+        analysed = {
+            task: replace(scores, values={a: v for a, v in scores.values.items() if a not in few})
+            for task, scores in tables.items()
+        }
     if over and (no_mean := _of_other_sizes(table, tables)):
         refusals.append(no_mean)
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
@@ -264,7 +275,8 @@ def decide(results: Results, question: Question) -> Decision:
     notes += _runs_without_a_task(of_tasks, values)
     metrics = {scores.metric for scores in of_tasks.values()}
     means = _arm_scores(plain, chosen, largest, tables)
-    refusals += _refusals(values, result, baseline, arms, of_tasks, are_means, results.missing,
+    others = [arm for arm in arms if arm not in few]
+    refusals += _refusals(values, result, baseline, others, of_tasks, are_means, results.missing,
                           (means or {}).get(result.task, {}))  # fmt: skip
     notes += _ties(table, chosen, largest, arms) if not from_means else []
     notes += _repeated_tasks(tables)
@@ -765,6 +777,16 @@ def _over(table: _Table, tables: Mapping[str, TaskScores]) -> str:
         return ""
     names = " and ".join(map(repr, table.results.block_columns))
     return f"{len(table.results.blocks)} values of {names}, one run each"
+
+
+def _few_blocks(table: _Table, asked: Sequence[TaskScores], baseline: str) -> list[str]:
+    """Arms that share some blocks with the baseline, but in some task too few for a sample."""
+    counts: dict[str, list[int]] = {}
+    for scores in asked:
+        blocks = {arm: {table.blocks[run] for run in own} for arm, own in scores.values.items()}
+        for arm in blocks.keys() - {baseline}:
+            counts.setdefault(arm, []).append(len(blocks[arm] & blocks.get(baseline, set())))
+    return sorted(arm for arm, shared in counts.items() if 0 < min(shared) < LEAST_BLOCKS)
 
 
 def _of_other_sizes(table: _Table, tables: Mapping[str, TaskScores]) -> str:

@@ -44,7 +44,6 @@ MISSING = re.compile(
 )
 
 
-PERCENT_NOTE = "a number with a percent sign"
 SPREAD_NOTE = "a number with its spread"
 BRACKETS_NOTE = "a number with another one in brackets"
 
@@ -54,7 +53,7 @@ class Cell:
     """value: the number; None where there is none. note: how a number that stands not alone was
     understood, "" for a plain one. unit: the letters behind it. spread: what stands behind ±, in
     the unit of the value. bracketed: a number without a sign in brackets behind it, likewise: a
-    spread where the column's name says so.
+    spread where the column's name says so. is_percent: a percent sign stands behind the number.
     """
 
     value: float | None
@@ -62,6 +61,7 @@ class Cell:
     unit: str = ""
     spread: float | None = None
     bracketed: float | None = None
+    is_percent: bool = False
 
 
 NOTHING = Cell(None)
@@ -116,7 +116,7 @@ def _marked(text: str, comma: str) -> Cell:
         plain = re.sub(r"(?<=\d),(?=\d)", ".", plain)
     if found := NUMBER.fullmatch(plain):
         note = "" if plain == text or comma else "a number with marks"
-        return _cell(found, PERCENT_NOTE if found[2] else note)
+        return _cell(found, "a number with a percent sign" if found[2] else note)
     if found := SPREAD.fullmatch(plain):
         cell = _cell(found, SPREAD_NOTE)
         return replace(cell, spread=_second_number(found)) if cell.value is not None else cell
@@ -144,7 +144,7 @@ def _cell(found: re.Match[str], note: str) -> Cell:
     number, scale = float(found[1]), 0.01 if found[2] else 1.0
     if not math.isfinite(number):
         return NOTHING
-    return Cell(number * scale, note)
+    return Cell(number * scale, note, is_percent=scale < 1)
 
 
 def _second_number(found: re.Match[str]) -> float:

@@ -603,10 +603,12 @@ class _HtmlTables:
 
 def _latex_grids(text: str) -> list[Grid]:
     """The tables of a LaTeX text; the caption of each is its title."""
-    text = _latex_expanded(re.sub(r"(?<!\\)%.*", "", text))
+    # A comment; 75% in front of a further cell lacks its backslash.
+    text = re.sub(r"(?<![\\\d])%.*|(?<=\d)%(?![^\n]*(&|\\\\)).*", "", text)
+    text = _latex_expanded(text)
     grids = []
     for found in TABULAR.finditer(text):
-        body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
+        body = re.sub(rf"^(\s*\[[^\]]*\]|{LATEX_ARGUMENT})+", "", found[2])
         if "S" in found[2].removesuffix(body) or re.search(r"\\(num|SI|qty)\b", body):
             body = LAST_DIGITS.sub(
                 lambda one: f"{one[1]} ± {int(one[3]) / 10 ** len(one[2]):.9g}", body
@@ -664,6 +666,9 @@ LATEX_FONT = (
     r"\\(?:text(?:bf|it|sc|sl|tt|rm|normal)?|emph|bm|boldsymbol|math(?:bf|it|rm|sf)|u+line|underline)"
     r"\s*\{([^{}]*)\}"
 )
+GREEK_LETTERS = "alpha beta gamma delta epsilon eta theta lambda mu rho sigma tau phi omega"
+GREEK = dict(zip(GREEK_LETTERS.split(), "αβγδεηθλμρστφω", strict=True))
+FIRST_NUMBER = re.compile(r"\d[\d.,]*(e[-+]?\d+)?", re.I)
 ROW_SPAN = "\0row"  # in front of a cell of \multirow: the blank ones below it are parts of it
 
 
@@ -703,6 +708,8 @@ def _latex_text(cell: str) -> str:
                           ("%", "%"), ("&", "&"), ("_", "_"), ("#", "#"), ("$", "")):  # fmt: skip
         end = r"(?![a-zA-Z])" if command.isalpha() else ""
         cell = re.sub(rf"\\{re.escape(command)}{end}", sign, cell)
+    for letter, sign in GREEK.items():
+        cell = re.sub(rf"\\{letter}(?![a-zA-Z])", sign, cell)
     cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
     spread = r"\\(?:std|sd|stdev|stddev|sem|stderr|err|pms?)\s*\{\s*±?\s*([^{}]*)\}"
     cell = re.sub(spread, r" ± \1", cell)
@@ -1218,12 +1225,32 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
+    _sign_percentages(frame)
     _in_seconds(frame)
     frame = _without_shifted(frame)
     if form.startswith(("Markdown", "LaTeX", "HTML")):
         _fill_continued(frame)
     _note_doubles(frame)
     return _known_text_form(_without_groups(frame))
+
+
+def _sign_percentages(frame: Frame) -> None:
+    """Writes a percent sign behind the numbers of a column without one where other cells have it
+    and some number is above 1, which no share is.
+    """
+    for name, column in frame.columns.items():
+        pairs = zip(column.values, column.cells, strict=True)
+        bare = {
+            value: cell.value for value, cell in pairs
+            if isinstance(value, str) and cell.value is not None
+            and not (cell.is_percent or cell.unit)
+        }  # fmt: skip
+        if any(cell.is_percent for cell in column.cells) and any(n > 1 for n in bare.values()):
+            signed = {value: FIRST_NUMBER.sub(r"\g<0>%", value, count=1) for value in bare}
+            values = [signed.get(value, value) for value in column.values]
+            frame.columns[name] = recoded(values, column.codes)
+            frame.columns[name].comma = column.comma
+            frame.notes.append(f"{name}: cells without a percent sign are percentages, too")
 
 
 def _in_seconds(frame: Frame) -> None:
@@ -1449,7 +1476,9 @@ class _Header:
         while body < len(head) - 1 and len(levels) < 4:
             row = [_name(cell) for cell in head[body]]
             values = [row[place] for place in numeric if place < len(row)]
-            if sum(map(_is_value, values)) * 2 > sum(bool(cell) for cell in values):
+            if sum(map(_is_value, values)) * 2 > sum(bool(cell) for cell in values) and not (
+                _are_numbered(levels[-1], row, numeric)
+            ):
                 break
             is_units = bool(values) and all(UNITS.fullmatch(cell) or not cell for cell in values)
             of_names = all(not cell for cell in values) and any(row)  # pandas' names of an index
@@ -1551,6 +1580,18 @@ def _is_counted(row: Sequence[Any], body: Sequence[Sequence[Any]], numeric: Sequ
         return True
     below = [read_cell(one[n]).value for one in body[:20] for n in places if n < len(one)]
     return len(places) < len(row) and sum(bool(c and c % 1) for c in below) * 2 > len(below)
+
+
+def _are_numbered(above: Sequence[str], row: Sequence[str], numeric: Sequence[int]) -> bool:
+    """Whether a row has nothing but a whole number below each name of a header, which tells equal
+    names apart: `fog, fog, snow` above `1, 2, 1`.
+    """
+    places = [place for place in numeric if place < min(len(row), len(above))]
+    names = [above[place] for place in places]
+    pairs = {(name, row[place]) for name, place in zip(names, places, strict=True)}
+    return len(set(names)) < len(names) == len(pairs) == sum(map(bool, row)) and (
+        all(row[place].isdecimal() for place in places)
+    )
 
 
 def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:

@@ -25,7 +25,6 @@ from clipmill.manifests.layout import AblationLayout
 from clipmill.verdict.tables.account import Account, ColumnRole, LeftOut
 from clipmill.verdict.tables.cells import (
     BRACKETS_NOTE,
-    PERCENT_NOTE,
     SECONDS,
     SIZES,
     SPREAD_NOTE,
@@ -116,6 +115,7 @@ SEED_INSIDE = re.compile(
 ONLY_SEED = re.compile(  # the name says nothing else
     r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
 )
+PLOTS = re.compile(r"(.*/)plots/")  # a curve of each metric, beside the last values, as of DVCLive
 SCALAR_FILE = re.compile(r"(?:.*/)?run-(.+)-tag-(.+)")  # as TensorBoard calls what it exports
 TIME_IN_NAME = re.compile(
     r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
@@ -282,6 +282,11 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
         others += of_path if is_folder else []
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
+    plots = {
+        file for file in others
+        if (found := PLOTS.match(file)) and f"{found[1]}metrics.json" in others
+    }  # fmt: skip
+    files = [file for file in files if file not in plots]
     labels = _labels(files)
     sizes = dict[str, str]()  # {label of a study: samples that its runs see}
     frames, read = list[Frame](), list[tuple[str, str]]()
@@ -331,6 +336,10 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
     if skipped:
         shown = "; ".join(skipped[:3])
         frames[0].notes.append(f"left out: {len(skipped)} files that hold no table: {shown[:300]}")
+    if plots:
+        frames[0].notes.append(
+            f"left out: {len(plots)} files of curves, whose last values metrics.json has"
+        )
     if not sum(frame.rows for frame in frames):
         raise ValueError(f"{', '.join(paths)}: there is no row")
     return frames
@@ -1189,7 +1198,7 @@ class _Reading:
                 elif count:
                     units[cell.unit] += count
                     own[cell.note] += count
-                    self.shares |= {name} if cell.note == PERCENT_NOTE else set()
+                    self.shares |= {name} if cell.is_percent else set()
             are_times &= bool(units) and units.keys() <= SECONDS.keys()
             if len(units) > 1:
                 shown = ", ".join(unit or "none" for unit in units)
@@ -1269,8 +1278,8 @@ class _Reading:
         spread_N = np.array(inside, np.float64)[column.codes]
         beside = self.frame.columns.get(self.roles.spreads.get(name, ""))
         if beside is not None:
-            of_beside = [cell.note == PERCENT_NOTE for cell in beside.cells]
-            of_own = [cell.note == PERCENT_NOTE for cell in column.cells]
+            of_beside = [cell.is_percent for cell in beside.cells]
+            of_own = [cell.is_percent for cell in column.cells]
             power_N = np.array(of_beside)[beside.codes] * 1 - np.array(of_own)[column.codes]
             other_N = beside.numbers() * 100.0**power_N
             spread_N = np.where(np.isnan(spread_N), other_N, spread_N)

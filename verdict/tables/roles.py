@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clipmill.manifests.arrays import FloatArray, Integers
-from clipmill.verdict.tables.cells import PERCENT_NOTE, is_missing
+from clipmill.verdict.tables.cells import is_missing
 from clipmill.verdict.tables.frames import Column, Frame, recoded, text_of
 from clipmill.verdict.tables.metric_names import (
     QUALIFIERS,
@@ -30,9 +30,9 @@ from clipmill.verdict.tables.spreads import counts_runs, header_kind, spread_kin
 
 ARM_WORDS = (
     "arm", "variant", "treatment", "recipe", "method", "methods", "approach", "algorithm", "algo",
-    "strategy", "technique", "system", "model", "models", "model_name", "setup", "condition",
-    "name", "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
-    "display_name", "policy", "agent", "config", "config_name", "configuration",
+    "strategy", "technique", "system", "model", "models", "model_name", "model_id", "setup",
+    "condition", "name", "group", "experiment", "experiment_name", "exp", "exp_name", "run_group",
+    "run_name", "display_name", "policy", "agent", "config", "config_name", "configuration",
     "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
     "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission",
     "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
@@ -90,8 +90,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_used_\w+|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
          r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step|str))?",
          "by its name: a time"),
-        ("task", r"(?!(pre)?train(ing)?_)(\w+_)?(dataset|benchmark|test_set|testset|eval_set|"
-         r"evalset)(_name)?|tasks?|section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
+        ("task", r"(?!((pre)?train(ing)?|upstream|fine_?tun\w+)_)"
+         r"(\w+_)?(dataset|benchmark|test_set|testset|eval_set|evalset)(_name)?|tasks?|section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
          r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
          r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
          r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
@@ -150,7 +150,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("value", r"values?|score|result|results|metric_value|main_score|y|obs_value",
          "by its name: the values"),
         ("text", r"(\w+_)?(notes?|comments?|description|desc|remarks?|tags|summary|command|cmd|"
-         r"(termination|stop|stopping)_\w+|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
+         r"(termination|stop|stopping)_\w+|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|pred(iction)?s?|predicted|gold|readme|bibtex|"
          r"display|paper|paper_title|title|authors?|license|organization|affiliation|error_message)",
          "by its name: a text"),
     )
@@ -176,6 +176,7 @@ SPREAD_OF = re.compile(
 DERIVED = re.compile(
     r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
 )
+DIFFERENCE = re.compile(r"_(diff|delta|difference|change)$")
 CHANGED = re.compile(r"\W*\d|\W*$")  # `+1.5%p`, `↑ 0.3`, a dash
 DERIVED_WORDS = re.compile(r"speed_?up|slow_?down|ratio|factor|gain|relative|improvement|times")
 FLAGS = re.compile(r"(has|use|uses|used|with|no|do|enable|enabled|require)_.*")
@@ -508,6 +509,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return ("identifier", "a place in a list") if is_place else ("setting", "by its name")
     if (is_numeric or all(map(CHANGED.match, map(text_of, present)))) and DERIVED.search(name):
         return "spread", "by its name: a difference of others"
+    if is_numeric and DIFFERENCE.search(plain) and any(str(each)[:1] == "+" for each in present):
+        return "spread", "by its name and signs: a difference of others"
     if not is_numeric and name != "table" and _are_metrics(present):
         return "metric", "its values are names of metrics"
     if not plain or re.fullmatch(r"unnamed_\d+|column_1|level_\d", plain):
@@ -527,7 +530,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     prefix = SETTING_PREFIX.match(name)
     if is_numeric and re.search(r"[^.]\.(n|count|support|std|stderr|num_\w+)$", name):
         return ("spread" if "std" in name[-6:] else "count"), "by the end of its name"
-    if is_numeric and COUNTED.fullmatch(plain) and are_whole(column):
+    is_number_of = name.startswith("#") and not is_known(name)  # `# Seen Samples (B)`
+    if is_numeric and (is_number_of or (COUNTED.fullmatch(plain) and are_whole(column))):
         return "count", "by its name: a count"
     if not is_numeric and all(DATE.fullmatch(str(each).strip()) for each in present) and (
         len(present) > LEAST_DATES
@@ -1576,7 +1580,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
             roles.given[name] = ("setting", "each of its few numbers is as often in every run")
     arms = group_codes(frame, roles.arm)
     for name in open_values:
-        if any(cell.note == PERCENT_NOTE for cell in frame.columns[name].cells):
+        if any(cell.is_percent for cell in frame.columns[name].cells):
             continue  # no setting is written so
         rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
