@@ -466,7 +466,7 @@ class KnownBad:
 
 def _read_lines(path: str) -> tuple[list[str], list[str]]:
     try:
-        text = disk.read_bytes(path).decode()
+        text = disk.read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"fetch.known_bad names {path}, which does not exist") from None
     except disk.NotRegular as error:

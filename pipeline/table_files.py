@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, count, groupby, islice, repeat
+from itertools import chain, count, groupby, islice, pairwise, repeat
 from typing import IO, Any, AnyStr, TextIO
 
 import msgspec
@@ -77,6 +77,13 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a text, also of one in
 QUOTED = re.compile(r'"(?:[^"]|"")*"', re.DOTALL)  # as a .csv has a value in quotation marks
 # Words that are no caption by themselves: a list that has them is one caption in its words
 LONE_WORDS = re.compile(r"[.,;:!?()'\"-]|the|of|and|with|is", re.IGNORECASE)
+# A list of texts, or none, as JSON, Python and NumPy write it into one text
+STRING = r"u?(?:'(?:[^'\\]|ESCAPE)*+'|\"(?:[^\"\\]|ESCAPE)*+\")".replace(
+    "ESCAPE", r"\\(?:[abfnrtv'\"\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[01][0-9a-fA-F]{7})"
+)
+LISTED = re.compile(rf"\[\s*+(?:{STRING}(?:[\s,]++{STRING})*+)?+\s*+\]\s*")
+BYTES_TEXT = re.compile(r"b(?:'.*'|\".*\")\s*", re.DOTALL)  # as Python writes bytes
+URL_CODED = re.compile(r"[^\s%]*+(?:%[0-9A-Fa-f]{2}[^\s%]*+)*+")
 PRINTED = re.compile(rb"(\xef\xbb\xbf)?\s*(\[|\{\s*\n)")  # JSON that is no object in each line
 NO_COLUMN = "\0"
 Values = Sequence[Any]
@@ -328,13 +335,40 @@ def _tsv_rows(
     lines = bounded_lines(text)
     header = header or (next(lines, None) or "").rstrip("\r\n").split("\t")
     require_columns(path, columns, header)
+    rows = ([] if line is None else line.rstrip("\r\n").split("\t") for line in lines)
+    return _fitting(path, (row for row in rows if row != [""]), header, columns)
+
+
+def _fitting(
+    path: str, rows: Iterable[list[str]], header: Sequence[str], columns: Sequence[str]
+) -> Iterator[Values | None]:
+    """Some columns of the rows that have a value for each name; None for another one. A shorter
+    one without an address behind a whole one is the rest of its last value, a text that an unquoted
+    line break has cut: where that is asked for, both are None. A damaged row has no values.
+
+    ValueError where the rows, or the first PROBE, have one other width and none fits.
+    """
     positions = [header.index(name) for name in columns]
-    for line in lines:
-        row = [] if line is None else line.rstrip("\r\n").split("\t")
-        if len(row) == len(header):
-            yield [row[position] for position in positions]
-        elif row != [""]:  # an empty line is no row
+    width, widths, asks_last = len(header), set[int](), len(header) - 1 in positions
+    for number, (row, behind) in enumerate(pairwise(chain(rows, [[]])), 1):
+        widths.add(len(row))
+        if number == PROBE:
+            _require_width(path, header, widths)
+        is_cut = asks_last and 0 < len(behind) < width == len(row)
+        if len(row) != width or (is_cut and not _names([*behind, row[-1]])):
             yield None
+        else:
+            yield [row[place] for place in positions]
+    _require_width(path, header, widths)
+
+
+def _require_width(path: str, header: Sequence[str], widths: Collection[int]) -> None:
+    if len(widths) == 1 and 0 < (width := max(widths)) != len(header):
+        raise ValueError(
+            f"{path}: each row has {width} values, and there are {len(header)} names: "
+            f"{', '.join(map(repr, header[:MOST_NAMES]))}; write a name for each value into the "
+            "first line (R writes none above the names of rows), or a value for each name"
+        )
 
 
 class _Lines:
@@ -370,7 +404,12 @@ ADDRESS = re.compile(
 def _is_row(line: str | None, width: int, delimiter: str) -> bool:
     """Whether a line of a .csv has as many fields as a row, and an address among them."""
     fields = (line or "").rstrip("\r\n").split(delimiter)
-    return 1 < width <= len(fields) and any(ADDRESS.fullmatch(f.strip('"')) for f in fields)
+    return 1 < width <= len(fields) and _names(fields)
+
+
+def _names(fields: Sequence[str]) -> bool:
+    """Whether there is an address among the values of a row."""
+    return any(ADDRESS.fullmatch(field.strip('"')) for field in fields)
 
 
 def _csv_rows(
@@ -387,7 +426,13 @@ def _csv_rows(
     except csv.Error:
         header = [line.strip() for line in lines.row[:1] if line]
     require_columns(path, columns, header)
-    positions = [header.index(name) for name in columns]
+    return _fitting(path, _strict_rows(lines, rows, len(header), delimiter), header, columns)
+
+
+def _strict_rows(
+    lines: _Lines, rows: Iterator[list[str]], width: int, delimiter: str
+) -> Iterator[list[str]]:
+    """What `rows` reads of `lines`; a damaged row has no values."""
     while True:
         lines.row.clear()
         row: list[str] | None = None
@@ -398,14 +443,14 @@ def _csv_rows(
         except csv.Error:  # of its quotation marks, or a field of more than 64 MiB
             rows = csv.reader(lines, delimiter=delimiter, strict=True)
         if len(lines.row) > 1:
-            own = [n for n, line in enumerate(lines.row) if _is_row(line, len(header), delimiter)]
+            own = [n for n, line in enumerate(lines.row) if _is_row(line, width, delimiter)]
             if row is None or len(own) > 1:
                 row = None
                 lines.give_back(own[0] + 1 if own else 1)
         if row is None:
-            yield None
+            yield []
         elif row:  # an empty line is no row
-            yield [row[place] for place in positions] if len(row) == len(header) else None
+            yield row
 
 
 # --- json ------------------------------------------------------------------------------------
@@ -416,19 +461,21 @@ DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
 def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
-    """The JSON value of each line; None where it is not JSON or has no end."""
+    """The JSON value of each line, of one that was not ended all of them; None where it is not
+    JSON or has no end."""
     for line in lines:
         if line is None:
             yield None
         elif line.strip():
-            value = None
             line = line.removeprefix(b"\xef\xbb\xbf")
             try:
-                value = msgspec.json.decode(line)
+                found = [msgspec.json.decode(line)]
             except (ValueError, RecursionError):  # NaN and half a surrogate pair cost their values
+                found = []
                 with suppress(ValueError, RecursionError):
-                    value = DECODER.decode(line.decode("utf-8", "surrogateescape").strip())
-            yield value
+                    text = line.decode("utf-8", "surrogateescape").strip()
+                    found = list(_json_values("", text))
+            yield from found or [None]
 
 
 def _pick_columns(
@@ -536,7 +583,7 @@ def _coco_rows(document: dict[str, Any]) -> Iterator[Any]:
         yield {"caption": left}
 
 
-def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
+def _json_values(path: str, content: str, is_array: bool = False) -> Iterator[Any]:
     """The members of an array, or values one after the other, one at a time."""
     position, end = int(is_array), len(content) - is_array
     while (position := BETWEEN.match(content, position).end()) < end:  # type: ignore[union-attr]
@@ -758,6 +805,34 @@ def as_bool(value: Any) -> bool | None:
     if text in YES:
         return True
     return False if text in NO else None
+
+
+def unlisted(value: Any) -> Any:
+    """The texts of a list that is written as one text, as in a .csv; any other value as it is."""
+    if not isinstance(value, str) or value[:1] != "[" or not LISTED.fullmatch(value):
+        return value
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(value)
+    bodies = (each.lstrip("u")[1:-1] for each in re.findall(STRING, value))
+    return [each.encode("latin-1", "backslashreplace").decode("unicode_escape") for each in bodies]
+
+
+def refuse_notation(path: str, column: str | None, captions: Iterable[Any]) -> None:
+    """ValueError where the texts of a column are no captions as they stand, all of them: bytes as
+    Python writes them, or URL-encoded."""
+    texts = [each for each in captions if isinstance(each, str) and each.strip()]
+    what = ""
+    if texts and all(map(BYTES_TEXT.fullmatch, texts)):
+        what, way = "bytes as Python writes them", "ast.literal_eval(text).decode()"
+    blanks = sum("+" in text or "%20" in text for text in texts)
+    is_coded = any("%" in text for text in texts) and all(map(URL_CODED.fullmatch, texts))
+    if is_coded and 2 * blanks >= len(texts):
+        what, way = "URL-encoded", "urllib.parse.unquote_plus(text)"
+    if what:
+        raise ValueError(
+            f"{path}: the values of {column!r} are {what}, as in {texts[0][:100]!r}: write the "
+            f"texts themselves ({way}), or name another column of captions"
+        )
 
 
 CASTS: dict[str, Callable[[Any], Any]] = {

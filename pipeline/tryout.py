@@ -45,8 +45,10 @@ from clipmill.pipeline.table_files import (
     class_names,
     column_names,
     is_table,
+    refuse_notation,
     table_ending,
     text_lines,
+    unlisted,
     values,
 )
 
@@ -569,6 +571,8 @@ def _table_reading(
             raise ValueError(f"it has no column {column!r} (it has {_listed(columns)})")
     file = by_name[named.file_column] if named.file_column else _file_column(first, find)
     own = [by_name[c] for c in (named.caption_column,) if c] or _caption_columns(first, file, find)
+    for column in own:
+        refuse_notation(inside.table(name), column, first[column])
     form = f"{name} (columns {file.strip()} and {_listed(own)})"
     reading = Reading(option=name, form=form, tables=[name])
     for number, row in enumerate(rows([file, *own]), 1):
@@ -663,6 +667,7 @@ def _place_of(column: str) -> int:
 
 def _texts(value: Any) -> list[str]:
     """The captions in a value of a table: a text, a list of texts, the answer in a chat."""
+    value = unlisted(value)
     if isinstance(value, (list, tuple)):
         if value and all(isinstance(turn, Mapping) for turn in value) and _turn(value[0])[0]:
             return _answer(value)

@@ -22,6 +22,8 @@ from clipmill.pipeline.archives.urls import SPACE, resolve
 from clipmill.pipeline.archives.wat import LICENSES, RSL
 
 Attributes = Mapping[str, str | None]
+IMAGES = "img, amp-img"  # AMP has its own, which a script makes to images
+META_NAMES = ("name", "http-equiv", "property")  # where sites write the name of a signal
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy
 # srcsets behind srcset
 ADDRESSES = (
@@ -187,6 +189,18 @@ def _declared(body: bytes) -> str | None:
         if name := _known(label):
             return "utf-8" if name.startswith("utf-16") else name  # it could not have been read
     return None
+
+
+def media_type(values: Iterable[str]) -> tuple[str, str | None]:
+    """The type and the charset that headers name, several or one with commas: as in browsers the
+    last type, and of equal ones the last charset."""
+    kind, charset = "", None
+    for value in ",".join(values).split(","):
+        name = value.partition(";")[0].strip().lower()
+        if "/" in name and name != "*/*":
+            charset = charset_in(value) or (charset if name == kind else None)
+            kind = name
+    return kind, charset
 
 
 def charset_in(content_type: str) -> str | None:
@@ -378,8 +392,9 @@ def page_of(text: str, url: str) -> HtmlPage:
     root = tree.root
     language = (root.attributes.get("lang") or "") if root else ""
     metas = [
-        ((meta.attributes.get("name") or "").strip().lower(), meta.attributes.get("content") or "")
-        for meta in tree.css("meta[name]")
+        ((meta.attributes.get(key) or "").strip().lower(), meta.attributes.get("content") or "")
+        for key in META_NAMES
+        for meta in tree.css(f"meta[{key}]")
     ]
     licensed = "license" in text or "publicdomain" in text
     return HtmlPage(
@@ -404,7 +419,7 @@ def _images(tree: LexborHTMLParser, base: str) -> Iterator[Image]:
             texts[key] = read(node)
         return texts[key]
 
-    nodes = [(node, node.attributes) for node in tree.css("img")]
+    nodes = [(node, node.attributes) for node in tree.css(IMAGES)]
     stand_ins = _stand_ins([attributes for _, attributes in nodes])
     for node, attributes in nodes:
         around = _around(node)
@@ -461,9 +476,9 @@ def _around(node: LexborNode) -> dict[str, LexborNode]:
 
 def _caption_of(figure: LexborNode) -> str | None:
     """The caption of a figure with one image. With several it is unclear which one it describes."""
-    images = figure.css("img")
+    images = figure.css(IMAGES)
     named = figure.css_first("figcaption")
-    alone = len(images) - sum(len(block.css("img")) for block in figure.css("noscript")) <= 1
+    alone = len(images) - sum(len(block.css(IMAGES)) for block in figure.css("noscript")) <= 1
     return _spaced(named) if named is not None and alone else None
 
 

@@ -27,7 +27,7 @@ from clipmill.pipeline.archives.codings import (
     coding_names,
     is_whole,
 )
-from clipmill.pipeline.archives.page_images import HtmlPage, Image, charset_in, page_of, text_of
+from clipmill.pipeline.archives.page_images import HtmlPage, Image, media_type, page_of, text_of
 from clipmill.pipeline.archives.urls import reject
 from clipmill.pipeline.archives.wat import (
     END_OF_HEAD,
@@ -40,33 +40,44 @@ from clipmill.pipeline.archives.wat import (
 
 Row = tuple[Any, ...]  # one row of PAIRS
 
-# The responses and metadata records of a WARC file.
+# The responses, resources and metadata records of a WARC file. A resource is a page without the
+# server's head, as programs write it that read the page from a folder or a browser.
 
 
 class Stored(NamedTuple):
     """A record: its type, its URL and its block."""
 
-    kind: str  # response or metadata
+    kind: str  # response, resource or metadata
     url: str
     block: bytes
 
 
 def _whole(record: Any, block: bytes) -> Stored:
-    kind = "response" if record.record_type == WarcRecordType.response else "metadata"
-    return Stored(kind, _address(record.headers.get("WARC-Target-URI")), block)
+    named = (record.headers.get(name) or "" for name in ("WARC-Type", *OF_RECORD))
+    return _stored(*named, block)
 
 
 def _scanned(head: bytes, block: bytes) -> list[Stored | None]:
     headers = dict(headers_of(head.splitlines()[1:]))
-    kind = headers.get("warc-type", "").lower()
-    if kind not in ("response", "metadata"):
+    kind = headers.get("warc-type", "")
+    if kind.lower() not in ("response", "resource", "metadata"):
         return []
-    return [Stored(kind, _address(headers.get("warc-target-uri", "")), block)]
+    return [_stored(kind, *(headers.get(name.lower(), "") for name in OF_RECORD), block)]
 
 
+OF_RECORD = ("WARC-Target-URI", "Content-Type")
 PAGE_RECORDS: Form[Stored] = Form(
-    WarcRecordType.response | WarcRecordType.metadata, _whole, _scanned
+    WarcRecordType.response | WarcRecordType.resource | WarcRecordType.metadata, _whole, _scanned
 )
+
+
+def _stored(kind: str, url: str, content_type: str, block: bytes) -> Stored:
+    """A record; a resource of the web becomes a response."""
+    kind, url = kind.lower(), _address(url)
+    if kind == "resource" and url.startswith(("http://", "https://")):
+        kind = "response"
+        block = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\n\r\n".encode() + block
+    return Stored(kind, url, block)
 
 
 def _address(value: str | None) -> str:
@@ -123,11 +134,11 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
     if not status or not status[0].startswith(b"HTTP"):
         raise ValueError("a response without a status line")
     headers = headers_of(lines[1:])
-    content_type = next((value for name, value in headers if name == "content-type"), "")
+    kind, charset = media_type(value for name, value in headers if name == "content-type")
     if (
         not (status[1:] and len(status[1]) == 3 and status[1].isdigit())
         or not is_whole(int(status[1]))
-        or content_type.partition(";")[0].strip().lower() not in HTML
+        or kind not in HTML
         or not gap
     ):
         return None
@@ -138,7 +149,7 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
             body = _decoded(coding, body)
     if len(body) > LONGEST_PAGE:
         raise ValueError(f"a page of more than {LONGEST_PAGE} bytes")
-    return headers, text_of(body, charset_in(content_type))
+    return headers, text_of(body, charset)
 
 
 def _decoded(coding: str, body: bytes) -> bytes:

@@ -590,6 +590,8 @@ class Detected(msgspec.Struct, gc=False):
 class Meta(msgspec.Struct, gc=False):
     name: Any = None
     content: Any = None
+    header: Any = msgspec.field(name="http-equiv", default=None)
+    property: Any = None
 
 
 _detected, _metas = msgspec.json.Decoder(Detected), msgspec.json.Decoder(list[Meta] | None)
@@ -775,8 +777,9 @@ def _robots(metas: Sequence[Meta], headers: msgspec.Raw, terms: Sequence[str]) -
     """
     tags = []
     for meta in metas:
-        if meta.name and not (type(meta.name) is str and meta.name in QUIET_TAGS):
-            tags.append((text_of(meta.name).strip().lower(), text_of(meta.content)))
+        for name in (meta.name, meta.header, meta.property):
+            if name and not (type(name) is str and name in QUIET_TAGS):
+                tags.append((text_of(name).strip().lower(), text_of(meta.content)))
     lines = []
     for name, value in (_headers.decode(headers) or {}).items():
         if (low := name.lower()) in SIGNALS or low == "link":

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import fnmatch
 import gzip
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +24,13 @@ from clipmill.manifests.columns import PAIRS, with_extra
 from clipmill.manifests.content import file_content, is_unchanged
 from clipmill.manifests.schema import SOURCES, TABLE_KEYS, Source
 from clipmill.pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
-from clipmill.pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
+from clipmill.pipeline.archives.wat import (
+    RecordPair,
+    Tape,
+    batches_of_wat,
+    chunks,
+    pairs_of_wat_record,
+)
 from clipmill.pipeline.crawl import tables as image_folders
 from clipmill.pipeline.crawl.tables import (
     Row,
@@ -37,8 +43,12 @@ from clipmill.pipeline.table_files import BATCH_BYTES, ENDINGS, PARQUET, is_tabl
 
 ROWS = 10_000  # of a batch
 PIECE = 50  # rows after which the bytes of a batch are counted
-HEAD = 1 << 16  # bytes in which the first record of an archive begins
-READ_VERSION = 7  # of what is read out of a part; a part of another version is read again
+HEAD = 1 << 16  # bytes in which the first records of an archive begin
+MOST_FOLDERS = 3  # that a message names
+MOST_PIECES = 64  # of what they unpack to
+WAT, WARC = "metadata", "response"  # types of their records
+WARC_TYPE = re.compile(rb"(?im)^WARC-Type:[ \t]*(\w+)")
+READ_VERSION = 8  # of what is read out of a part; a part of another version is read again
 Batches = Iterator[pa.RecordBatch]
 Content = Mapping[str, Any]
 
@@ -202,11 +212,20 @@ def _tables_in(folder: str, source: Source) -> list[str]:
         tables = [name for name in tables if table_ending(name) != ".txt"]
     if not tables:
         images = [name for name in names if image_folders.is_image(name)]
-        hint = _image_hint(images[0]) if images else ""
+        hint = _image_hint(images[0]) if images else _folders_hint(folder)
         raise ValueError(
             f"source.paths: the folder {folder} has no tables ({', '.join(ENDINGS)}){hint}"
         )
     return [disk.join(folder, name) for name in tables]
+
+
+def _folders_hint(folder: str) -> str:
+    """The folders in a folder, which may have the tables that it has not."""
+    inside = [] if disk.is_url(folder) else sorted(next(disk.walk(disk.local_path(folder)))[1])
+    if not inside:
+        return ""
+    shown = ", ".join(disk.join(folder, name) for name in inside[:MOST_FOLDERS])
+    return f"; it has {len(inside)} folders: name them as paths, as in {shown}"
 
 
 def _image_hint(name: str) -> str:
@@ -280,23 +299,53 @@ def _batched(rows: Iterator[Row], source: Source) -> Batches:
 
 def _wat(path: str, source: Source, counts: Counter[str]) -> Batches:
     yield from batches_of_wat(path, counts)
-    _require_records(path, counts)
+    _require_records(path, WAT, counts)
 
 
 def _warc(path: str, source: Source, counts: Counter[str]) -> Batches:
     yield from _batched(rows_of_warc(path, counts), source)
-    _require_records(path, counts)
+    _require_records(path, WARC, counts)
 
 
-def _require_records(path: str, counts: Counter[str]) -> None:
-    """ValueError where nothing was read of a file because it is no archive: an empty file, or a
-    web page with an error in its place.
+# What a file is that has nothing to read, by its first bytes, and what to do.
+NO_ARCHIVE = (
+    (rb"PK\x03\x04", "is a ZIP, as a WACZ is: unpack it and name the WARCs in its folder archive"),
+    (
+        rb"[\x50-\x5f]\x2a\x4d\x18",
+        "is packed by zstd with a dictionary, which its first frame holds: unpack it (zstd -D)",
+    ),
+    (
+        rb"(?s)\S*crawl-data/\S+\.gz\s",
+        "is a list of files: write kind: wat_index (or warc_index) with crawl and sample, or name "
+        "files of the list",
+    ),
+    (rb"filedesc://", "is an ARC: make a WARC of it (warcio recompress)"),
+    (
+        rb"(?is).*^WARC-Type:[ \t]*conversion\b",
+        "has texts without images, as a WET has: name the WAT or the WARC of the same pages",
+    ),
+)
+
+
+def _require_records(path: str, kind: str, counts: Counter[str]) -> None:
+    """ValueError where nothing was read of a file because it holds no records of this type: an
+    archive of another kind, an empty file, a web page with an error in its place.
     """
     if counts["links"] or counts["damaged_records"]:
         return
-    head = disk.read_bytes(path, 0, HEAD)
-    with suppress(zlib.error):  # what is no gzip stays as it is
-        head = zlib.decompressobj(wbits=31).decompress(head, HEAD)
+    first = disk.read_bytes(path, 0, HEAD)
+    with disk.open_stream(path) as stream:
+        pieces = takewhile(lambda piece: piece[0] < HEAD, chunks(Tape(stream)))
+        head = b"".join(piece or b"" for _, piece in islice(pieces, MOST_PIECES))
+    kinds = {each.lower().decode() for each in WARC_TYPE.findall(head)} - {"warcinfo"}
+    for magic, what in NO_ARCHIVE:
+        if re.match(magic, first, re.M) or re.match(magic, head, re.M):
+            raise ValueError(f"{path} {what}")
+    if (kind == WAT and WARC in kinds) or (kind == WARC and kinds == {WAT}):
+        raise ValueError(
+            f"{path} has no record of the type {kind}, but {', '.join(sorted(kinds))}: pages are "
+            "read of a WARC (kind: warc), what Common Crawl says about them of a WAT (kind: wat)"
+        )
     if b"WARC/" not in head:
         raise ValueError(
             f"{path} is no WAT or WARC: no record begins in its first {HEAD:,} bytes; get the file "

@@ -33,8 +33,10 @@ from clipmill.pipeline.table_files import (
     check_image_column,
     class_names,
     is_null,
+    refuse_notation,
     row_addresses,
     table_ending,
+    unlisted,
     utf_16,
     values,
 )
@@ -109,6 +111,7 @@ class PairTable:
     def _captions(self, row: Sequence[Any] | None, names: Sequence[str]) -> Sequence[Any]:
         """The values that are captions of a row, at least one."""
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
+        value = unlisted(value)
         if isinstance(value, str):
             return [value]
         value = labelled(value, names)
@@ -154,7 +157,8 @@ class PairTable:
                         captions.append(row[int(self.has_address)])
             except FileNotFoundError:  # the stage names another one that cannot be read
                 raise ValueError(f"source.paths names {path}, which does not exist") from None
-        captions = [each for each in captions if each is not None]
+        captions = [unlisted(each) for each in captions if each is not None]
+        refuse_notation(path, self.caption_column, captions)
         if table_ending(path) == ".tsv" and _are_quoted(captions):
             raise ValueError(
                 f"{path}: the values of {self.caption_column!r} are in quotation marks, and those "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import re
 import time
 from collections import Counter
@@ -39,6 +40,7 @@ from clipmill.pipeline.shuffle import THREADS
 from clipmill.pipeline.table_files import (
     MOST_NAMES,
     as_int,
+    as_json,
     cast_value,
     python_values,
     require_columns,
@@ -105,6 +107,7 @@ SAMPLE = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 ORIGINAL_SIZE = ("original_width", "original_height")
 LONGEST_SIDE = 2**31 - 1  # pixels; the columns have 32 bits
 UID = re.compile(r"[0-9a-f]{32}")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +201,15 @@ class TarReader:
         the parquet. `path`: the tar on this machine. ValueError for a parquet of other keys, and
         for a column or a member that is named and not there."""
         links: list[Member] = []
-        samples = group_samples(index_tar(self.tar, path, links))
+        members = index_tar(self.tar, path, links)
+        samples = group_samples(members)
+        if strays := [each.name for each in members if not SAMPLE.match(each.name)]:
+            logger.warning(
+                "%s: %d members are no part of a sample, such as %s",
+                self.tar,
+                len(strays),
+                strays[0],
+            )
         self.linked = {linked.name: linked for linked in group_samples(links)}
         names = {sample.name for sample in samples}
         alone = [each for each in self.linked.values() if each.name not in names]
@@ -288,6 +299,20 @@ class TarReader:
             "the files themselves (tar --dereference --hard-dereference)"
         )
 
+    def _without_caption(self, sample: Sample, values: Mapping[str, Any]) -> str:
+        """What a sample has in the place of a caption, and which option may name it."""
+        image = self._image(sample) or ""
+        if (value := values.get(self.caption_column or "")) not in (None, "", []):
+            return f"its {self.caption_column} is no text: {as_json(value)}"[:200]
+        others = sorted(sample.members.keys() - {image, self.text_member, "json"})
+        hint = f"no caption beside {sample.members[image].name}"
+        if others:
+            hint += f", only {', '.join(others)[:100]}; a text may be named as caption_member"
+        if values:
+            names = ", ".join(sorted(values)[:MOST_NAMES])[:200]
+            hint += f"; its JSON has {names}: a text may be named as caption_column"
+        return hint
+
     def _dotted_row(self, sample: Sample, extension: str) -> dict[str, Any]:
         name = sample.members[extension].name
         record = self._record({}, name)
@@ -338,8 +363,8 @@ class TarReader:
         if self.caption_column is None:
             record["caption"] = record["caption"] or ""
         elif not (record["caption"] or "").strip():
-            link = self._link(sample, self.text_member)
-            return self._failed(record, "no_caption", link or f"no caption beside {name}")
+            hint = self._link(sample, self.text_member) or self._without_caption(sample, values)
+            return self._failed(record, "no_caption", hint)
         if len((record["caption"] or "").encode()) > self.max_caption_bytes:
             record["caption"] = None
             return self._failed(record, "long_caption", f"more than {self.max_caption_bytes} bytes")
@@ -510,6 +535,9 @@ class NumberedTar:
     tar: str
 
 
+PACKED_TAR = re.compile(r"(?i)\.(?:tar\.\w+|tgz|tbz2?|txz|tzst)$")
+
+
 def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> list[Ticket]:
     """One ticket per tar, numbered in the order of `source.paths`; a folder or a pattern stands for
     its tars by name. A tar that is `adopted` (tar -> shard) keeps its number, and new ones take
@@ -539,13 +567,17 @@ def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> lis
 
 
 def _tars_at(path: str) -> list[str]:
+    names: list[str] = []
     if path.endswith("/") or (not disk.is_url(path) and disk.local_path(path).is_dir()):
-        tars = [disk.join(path, n) for n in disk.list_names(path) if n.lower().endswith(".tar")]
+        names = disk.list_names(path)
+        tars = [disk.join(path, name) for name in names if name.lower().endswith(".tar")]
     else:
         tars = paths_at(path)
         tars = tars if tars != [path] or disk.exists(path) else []
     if not tars:
-        raise ValueError(f"source.paths: there is no tar at {path}")
+        packed = next(filter(PACKED_TAR.search, names), None)
+        hint = f"; {packed} is compressed: unpack it" if packed else ""
+        raise ValueError(f"source.paths: there is no tar at {path}{hint}")
     for tar in tars:
         if not disk.is_url(tar):
             disk.check_source_file(disk.local_path(tar))

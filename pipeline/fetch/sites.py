@@ -7,6 +7,7 @@ kept raw beside the row, so that another policy can be applied later without a r
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import re
 import time
@@ -34,6 +35,7 @@ from clipmill.pipeline.fetch import guard, own_time
 from clipmill.pipeline.fetch.guard import Refused
 from clipmill.pipeline.fetch.hosts import Queues
 from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, Requests, retry_after_s
+from clipmill.pipeline.table_files import utf_16
 
 # --------------------------------------------------------------------------------------------------
 # What the files of a site say about one URL: robots.txt, /.well-known/tdmrep.json and /ai.txt.
@@ -68,6 +70,10 @@ GROUP_LINE = re.compile(
     r"request[ -]rate|visit[ -]time)[ \t]*(?:[: \t]|$)"
 )
 RULE = re.compile(r"(?i)[ \t]*(allow|disallow)[ \t]*:[ \t]*([^#]*)")
+# A field whose value is a path, and how alike Disallow a name is that is meant as it: Desallow and
+# Disllaow have 0.87, Allow has 0.77
+PATH_FIELD = re.compile(r"[ \t]*([^:#/]{6,20}):(?=[ \t]*[/*])")
+ALIKE = 0.8
 ESCAPE = re.compile(r"%([0-9a-f]{2})", re.I)
 UNRESERVED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
 FILE_TYPE = re.compile(r"/?\*?(\.[a-z0-9]+)\$?", re.I)  # `*.jpg` and its other spellings
@@ -262,6 +268,7 @@ class _RobotsReader:
         self._is_first = True  # no group was begun yet
 
     def read(self, line: str) -> None:
+        line = corrected(line)
         if line and (match := AGENT_LINE.match(line)):
             self._read_name(match[1])
             return
@@ -310,6 +317,15 @@ class _RobotsReader:
             rules = self.usage.setdefault(field, {})
             for name in names:
                 rules.setdefault(name, []).append((len(path.encode()), pattern_of(path), value))
+
+
+def corrected(line: str) -> str:
+    """A line with a misspelt Disallow, which is a no, as it should be; any other as it is."""
+    match = None if GROUP_LINE.match(line) else PATH_FIELD.match(line)
+    name = re.sub(r"[\W_]", "", match[1]).lower() if match else ""
+    if match and difflib.SequenceMatcher(None, name, "disallow").ratio() >= ALIKE:
+        return f"Disallow:{line[match.end() :]}"
+    return line
 
 
 def _names_of(text: str) -> Iterator[str]:
@@ -441,7 +457,7 @@ def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[Rule, ...]:
     known = {*us, "*"}
     rules: dict[str, list[Rule]] = {}
     group, group_is_open, count = {"*"}, False, 0
-    for line in () if _is_page(text) else text.splitlines():
+    for line in () if _is_page(text) else map(corrected, text.splitlines()):
         if match := AGENT_LINE.match(line):
             if not group_is_open:
                 group, group_is_open = set(), True
@@ -514,8 +530,9 @@ def inflated(body: bytes, encoding: str) -> bytes:
 
 
 def text_of(body: bytes) -> str:
-    """The text of a file, its first FILE_BYTES."""
-    return body[:FILE_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+    """The text of a file, its first FILE_BYTES, in UTF-8 or UTF-16."""
+    encoding = utf_16(body[:4]) or "utf-8"
+    return body[:FILE_BYTES].decode(encoding, "replace").removeprefix("\ufeff")
 
 
 def _is_page(text: str) -> bool:

@@ -48,7 +48,7 @@ ALL = "User-agent: *\n"
 class Row(NamedTuple):
     source: str
     where: str  # a header, or a file of the site
-    text: str
+    text: Any  # bytes of a file that is not UTF-8
     outcome: str
     why: str = ""
 
@@ -274,6 +274,21 @@ ROWS = [
     Row(REVIEW, ROBOTS,
         f"User-agent: Bingbot, clipmill-test\nAllow: /\n\n{ALL}Disallow: /x\n", "",
         "robots.txt with lists of names"),
+    Row("LAW-Unimi/BUbiNG#17", ROBOTS, f"\ufeff{ALL}Disallow: /\n", "robots_txt", "a mark"),
+    Row("scrapy/scrapy#6292", ROBOTS, f"{ALL}# f\xfcr\nDisallow: /img\n".encode("latin-1"),
+        "robots_txt", "a byte that is not UTF-8"),
+    Row("scrapy/scrapy#6292", ROBOTS, f"\ufeff{ALL}Disallow: /img\n".encode("utf-16-le"),
+        "robots_txt", "UTF-16 with a mark"),
+    Row("scrapy/scrapy#6292", ROBOTS, f"{ALL}Disallow: /img\n".encode("utf-16-be"),
+        "robots_txt", "UTF-16 without a mark"),
+    Row("google/robotstxt-java#8", ROBOTS, f"{ALL}Diasllow: /img\n", "robots_txt"),
+    Row("bopoda/robots-txt-parser#16", ROBOTS, f"{ALL}Desallow: /img\n", "robots_txt"),
+    Row("bopoda/robots-txt-parser#16", ROBOTS, f"{ALL}D i s a l l o w : /img\n", "robots_txt"),
+    Row("bopoda/robots-txt-parser#16", ROBOTS, f"{ALL}Sitemap: /img\nnoallow: /x\n", ""),
+    Row("fisharebest/webtrees#4972", ROBOTS, f"{ALL}Disallow /img\n", "robots_txt"),
+    Row("bee4/robots.txt#6", ROBOTS, "    User-agent: *\n\n    Disallow: /img\n", "robots_txt"),
+    Row("seomoz/reppy#113", ROBOTS, f"{ALL}Disallow: //\n", ""),
+    Row("seomoz/reppy#113", ROBOTS, f"{ALL}Allowed: /img\nAlow: /img\n", ""),
     # --- tdmrep.json
     Row("healsdata/ai-training-opt-out: tdmrep.json", TDMREP,
         '[{"location": "/", "tdm-reservation": 1}]', "tdm-reservation"),
@@ -355,7 +370,8 @@ class Web(BaseHTTPRequestHandler):
         row = ROWS[int(self.headers["Host"].split(".")[0][1:])]
         body, status = jpeg(), 200
         if self.path in PATHS:
-            body, status = row.text.encode(), 200 if row.where == PATHS[self.path] else 404
+            body = row.text if isinstance(row.text, bytes) else row.text.encode()
+            status = 200 if row.where == PATHS[self.path] else 404
         self.send_response(status)
         if row.where not in PATHS.values() and self.path not in PATHS:
             self.send_header(row.where, row.text.encode().decode("latin-1"))

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import socket
 import threading
 import zlib
@@ -25,7 +26,10 @@ import pytest
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.archives.warc import pairs_of_warc_record
 from clipmill.pipeline.archives.wat import batches_of_wat
+from clipmill.pipeline.crawl.sources import READERS
 from clipmill.pipeline.fetch.request import retry_after_s
 from tests.support import commands, warcs, wats
 
@@ -413,6 +417,96 @@ def test_a_label_that_browsers_know_is_known(
     assert warcs.captions(rows) == [text]
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    ["text/html,text/html", "text/html;charset=utf-8, text/html;charset=utf-8",
+     "text/html;charset=utf-8, text/html", "*/*, text/html;charset=utf-8", "x/y, text/html"],
+)  # fmt: skip
+def test_the_last_of_several_types_is_that_of_a_page(kinds: str, tmp_path: Path) -> None:
+    """whatwg/mimesniff#30, jsdom/jsdom#4277: in one line and in lines of their own."""
+    html = "<html><img src=a.jpg alt='un café'></html>"
+    rows, _ = warcs.one(tmp_path, html, kind=kinds)
+    first, *more = kinds.split(",")
+    of_lines, _ = warcs.one(tmp_path, html, *(f"Content-Type: {each}" for each in more), kind=first)
+    assert warcs.captions(rows) == warcs.captions(of_lines) == ["un café"]
+
+
+def resource(url: str, kind: str) -> bytes:
+    head = f"WARC/1.0\r\nWARC-Type: resource\r\nWARC-Target-URI: {url}\r\nContent-Type: {kind}\r\n"
+    return f"{head}Content-Length: {len(HTML)}\r\n\r\n".encode() + HTML + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_page_that_is_a_resource_is_a_page(packed: bool, tmp_path: Path) -> None:
+    """arquivo/pwa-technologies#651, webrecorder/pywb#91: no head of a server."""
+    records = [
+        resource("http://p.test/a", "text/html"),
+        resource("urn:X-wpull:log", "text/html"),
+        resource("http://p.test/b", "text/plain"),
+    ]
+    path = tmp_path / "x.warc"
+    rows, counts = warcs.read(path, warcs.zipped(records) if packed else b"".join(records))
+    assert [row["url"] for row in rows] == ["http://p.test/a.jpg"]
+    assert counts == {"links": 1, "pairs": 1}
+    assert pairs_of_warc_record(str(path), rows[0]["warc_offset"])[0].caption == "a caption"
+
+
+def of_type(kind: str, body: bytes = b"x") -> bytes:
+    return warcs.zipped([warcs.record(body, kind=each) for each in ("warcinfo", kind)])
+
+
+PATHS_LIST = b"crawl-data/CC-MAIN-2019-47/segments/1/wat/a.warc.wat.gz\n" * 2
+NO_ARCHIVE = [  # source, file, kind of the recipe, words of the refusal
+    ("chfoo/warcat-rs#1", b"PK\3\4" + bytes(99), "warc", "is a ZIP, as a WACZ is: unpack it"),
+    ("iipc/warc-specifications#69", b"\x5d\x2a\x4d\x18" + bytes(99), "warc", "a dictionary"),
+    ("apple/ml-qrecc#7", gzip.compress(PATHS_LIST), "wat", "a list of files: write kind: wat_i"),
+    ("apple/ml-qrecc#7 (WET)", of_type("conversion"), "wat", "as a WET has"),
+    ("apple/ml-qrecc#7 (WET for WARC)", of_type("conversion"), "warc", "as a WET has"),
+    ("apple/ml-qrecc#7 (WARC)", of_type("response", warcs.block(b"")), "wat", "kind: warc"),
+    ("apple/ml-qrecc#7 (WAT)", of_type("metadata", b"{}"), "warc", "kind: wat"),
+    ("archivesunleashed/aut#493 (ARC)", b"filedesc://a.arc 0.0.0.0", "warc", "is an ARC"),
+    ("archivesunleashed/aut#493 (page)", b"<html>404", "warc", "no record begins"),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "kind", "says"), NO_ARCHIVE, ids=[row[0] for row in NO_ARCHIVE]
+)
+def test_a_file_of_which_nothing_is_read_is_named_for_what_it_is(
+    source: str, data: bytes, kind: Any, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(data)
+    recipe = Source(kind=kind, paths=(str(path),))
+    with pytest.raises(ValueError, match=re.escape(says)):
+        list(READERS[kind].batches(str(path), recipe, Counter()))
+
+
+def test_an_archive_of_pages_without_images_is_read(tmp_path: Path) -> None:
+    """webrecorder/pywb#91: no links, and nothing wrong."""
+    for kind in ("response", "revisit", "request", "resource"):
+        (tmp_path / "x.gz").write_bytes(of_type(kind, warcs.block(b"<p>")))
+        recipe = Source(kind="warc", paths=(str(tmp_path / "x.gz"),))
+        assert list(READERS["warc"].batches(str(tmp_path / "x.gz"), recipe, Counter())) == []
+
+
+@pytest.mark.parametrize("key", ["name", "http-equiv", "property"])
+@pytest.mark.parametrize("name", ["robots", "X-Robots-Tag", "TDM-Reservation"])
+def test_a_signal_of_a_page_is_heard_in_each_attribute(key: str, name: str, tmp_path: Path) -> None:
+    """Mojeek/noml-open-letter#13: sites write it where a header would stand."""
+    rows, _ = warcs.one(tmp_path, f"<html><meta {key}={name} content=noai><img src=a alt=b></html>")
+    body = json.loads(
+        wats.response("http://p.test/x", [{"path": "IMG@/src", "url": "a", "alt": "b"}])
+    )
+    of_page = body["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]["HTML-Metadata"]
+    of_page.setdefault("Head", {})["Metas"] = [{key: name, "content": "noai"}]
+    path = tmp_path / "x.warc.wat.gz"
+    path.write_bytes(gzip.compress(wats.record(json.dumps(body).encode())))
+    [batch] = batches_of_wat(str(path), Counter())
+    for row in (*rows, *batch.to_pylist()):
+        assert ["noai"] in json.loads(row["robots"]).values()
+
+
 # Images of a page -> what they become.
 LAZY = [
     (
@@ -455,6 +549,38 @@ LAZY = [
         "right: a set of addresses",
         '<img src=placeholder.gif data-srcset="1.jpg 1x, 2.jpg 2x" alt=one>',
         {"2.jpg": "one"},
+    ),
+    (
+        "ampproject/amp-wp#2168",
+        "AMP's own element, also loaded late; its copy for browsers without scripts",
+        "<amp-img src=1.jpg alt=one></amp-img><amp-img src='data:image/gif;base64,R0' "
+        "data-src=2.jpg alt=two></amp-img><amp-img src=3.jpg alt=three><noscript><img src=3.jpg "
+        "alt=three></noscript></amp-img>",
+        {"1.jpg": "one", "2.jpg": "two", "3.jpg": "three"},
+    ),
+    (
+        "ArchiveTeam/wpull#381",
+        "right: commas and brackets in addresses, no blanks between candidates",
+        "<img srcset='/fit/1x1/f:up():o()/a.jpg 97w,/f:h(1,1):o()/a.jpg 225w,/o.jpg 595w' alt=a>",
+        {"/o.jpg": "a"},
+    ),
+    (
+        "flairNLP/fundus#982",
+        "right: a candidate without a size",
+        "<img srcset='a-320.jpg, a-640.jpg 2x' alt=a>",
+        {"a-640.jpg": "a"},
+    ),
+    (
+        "Shopify/starter-theme#146",
+        "right: an address that is not filled in is none",
+        "<img src=p_300x.jpg data-src=p_{width}x.jpg alt=a><img data-src=r_{width}x.jpg alt=b>",
+        {"p_300x.jpg": "a"},
+    ),
+    (
+        "hahwul/gori#911",
+        "right: references of each form in an address",
+        "<img src=/5&amp;v alt=a><img src=/6&#38;v alt=b><img src=/7&#x26;v alt=c>",
+        {"/5&v": "a", "/6&v": "b", "/7&v": "c"},
     ),
     (
         "Y2Z/monolith#80",

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.manifests.hashes import KnownBad
 from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.crawl.parts import examples, part_totals, read_parts
 from tests.support import commands
@@ -429,6 +430,108 @@ ROWS = [
         captions=("b",),
         reasons={"damaged": 1},
     ),
+    # notations of captions
+    Row(
+        source="nlphuji/flickr30k: flickr_annotations_30k.csv",
+        why="a list of captions, as JSON in one text; an empty one is none",
+        files={"t.csv": CSV + 'U1,"[""a, b"", ""c""]"\nU2,[]\nU3,[sic] d\n'},
+        captions=("a, b", "c", "[sic] d"),
+        reasons={"no_alt": 1},
+    ),
+    Row(
+        source="NVIDIA/cudf#14547",
+        why="as Python writes it: marks of both kinds, escapes, Python 2's u",
+        files={"t.csv": CSV + 'U1,"[\'a\', ""it\'s""]"\nU2,"[u\'caf\\xe9 \\u732b\', \'\\\\é\']"\n'},
+        captions=("a", "it's", "caf\xe9 \u732b", "\\é"),
+    ),
+    Row(
+        source="huggingface/datasets#4673",
+        why="as NumPy writes it, which has no commas",
+        files={"t.csv": CSV + "U1,\"['a cat' 'a kitten'\n 'b']\"\n"},
+        captions=("a cat", "a kitten", "b"),
+    ),
+    Row(
+        source="pandas-dev/pandas#9712",
+        why="bytes as Python writes them",
+        files={"t.csv": CSV + 'U1,b\'a cat\'\nU2,"b""a dog\'s tail"""\n'},
+        status=2,
+        says=("'caption'", "bytes as Python", "b'a cat'", "decode()"),
+    ),
+    Row(
+        source="pandas-dev/pandas#9712 (one)",
+        why="right: one text that looks so among others",
+        files={"t.csv": CSV + "U1,b'a cat'\nU2,100%20\n"},
+        captions=("b'a cat'", "100%20"),
+    ),
+    Row(
+        source="facebookresearch/SLIP: make_dataset.py",
+        why="titles of YFCC100M are URL-encoded",
+        files={"t.tsv": "url\tcaption\nU1\tLake+at+night%21\nU2\tIMG_1\nU3\tDu+c%C3%B4t%C3%A9\n"},
+        status=2,
+        says=("'caption'", "URL-encoded", "Lake+at+night%21", "unquote_plus"),
+    ),
+    # widths
+    Row(
+        source="Rdatatable/data.table#763",
+        why="R writes no name above those of the rows: the reason is said before the work",
+        files={"t.csv": '"url","caption"\n"1","U1","a"\n"2","U2","b"\n'},
+        status=2,
+        says=("each row has 3 values", "2 names", "R writes none"),
+    ),
+    Row(
+        source="cdjkim/audiocaps#23",
+        why="a text that an unquoted line break has cut is no caption, nor is its rest",
+        files={"t.csv": "n,url,caption\n1,U1,a man speaks and\na dog barks\n2,U2,b\n3,U3,"},
+        captions=("b",),
+        reasons={"damaged": 2, "empty_alt": 1},
+    ),
+    Row(
+        source="entitize/Fakeddit#4",
+        why="right: columns without names",
+        files={"t.tsv": "\t\t\turl\tcaption\n1\t2\t3\tU1\ta\n4\t5\t\tU2\tb\n"},
+        captions=("a", "b"),
+    ),
+    # lines and objects of JSON
+    Row(
+        source="unslothai/unsloth#8759",
+        why="a last line that was not ended has the first row of the next file behind it",
+        files={
+            "t.jsonl": '{"url": "U1", "caption": "a"}{"url": "U2", "caption": "b"}\n'
+            '{"url": "U3", "caption": "c"} c\n'
+        },
+        captions=("a", "b"),
+        reasons={"damaged": 1},
+    ),
+    Row(
+        source="webrecorder/browsertrix-crawler#327",
+        why="right: a first line about the file is no pair",
+        files={"t.jsonl": '{"format": "pages-1.0"}\n{"url": "U1", "caption": "a"}\n'},
+        captions=("a",),
+        reasons={"no_alt": 1},
+    ),
+    Row(
+        source="rom1504/img2dataset: dataset_examples/SBUcaptions.md",
+        why="right: one object of columns",
+        files={"t.json": '{"image_urls": ["U1"], "user_ids": ["x"], "captions": ["a"]}'},
+        keys={"url_column": "image_urls", "caption_column": "captions"},
+        captions=("a",),
+    ),
+    # folders
+    Row(
+        source="rom1504/img2dataset#405",
+        why="tables in the folders of a folder: they are named",
+        files={"d/lang=de/0.csv": CSV + "U1,a\n", "d/lang=en/0.csv": CSV + "U2,b\n"},
+        keys={"paths": ["d"]},
+        status=2,
+        says=("2 folders", "lang=de", "lang=en"),
+    ),
+    Row(
+        source="duckdb/duckdb#16466",
+        why="right: what macOS leaves beside a file is none",
+        files={"d/t.csv": CSV + "U1,a\n", "d/._t.csv": b"\0\5\x16\7\0\2\0\0Mac OS X"},
+        keys={"paths": ["d"]},
+        captions=("a",),
+    ),
     # sizes
     Row(
         source="hyparam/demos#22",
@@ -476,7 +579,7 @@ def test_a_table_is_read_as_it_is_meant_or_counted(
 ) -> None:
     for name, content in row.files.items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, pa.Table):
             pq.write_table(content, path)
         elif isinstance(content, str):
@@ -506,3 +609,9 @@ def test_a_table_is_read_as_it_is_meant_or_counted(
     assert set(examples(parts)) == set(row.reasons)
     for name in row.keys.get("extra_columns", ()):
         assert {pair[name] for pair in pairs} == {None}
+
+
+def test_a_list_of_hashes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """scrapy/scrapy#6195, of another list of lines."""
+    (tmp_path / "bad.txt").write_text("a" * 64 + "\n", encoding="utf-8-sig")
+    assert KnownBad.read(str(tmp_path / "bad.txt"), 4).digests.tolist() == [b"\xaa" * 32]

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.external.adopt import tar_tickets
 from tests.support import commands
-from tests.support.other_tars import Members, pack, picture, rows
+from tests.support.other_tars import Members, pack, picture, rows, take
 
 STORED = {"status": "success"}
 
@@ -163,6 +165,61 @@ ROWS = [
         keys={"max_caption_bytes": 3},
         outcomes=(*lost("long_caption"), *stored("abc")),
     ),
+    Row(
+        source="mlfoundations/open_clip#569",
+        why="numbers of classes are no captions: the member is named, and the option for a text",
+        members=[("1.jpg", picture()), ("1.cls", b"3")],
+        outcomes=lost("no_caption"),
+        says=("only cls", "caption_member"),
+    ),
+    Row(
+        source="webdataset/webdataset#11",
+        why="the name of the text has the ending of the picture",
+        members=[("1.jpg", picture()), ("1.jpg.txt", b"a")],
+        outcomes=lost("no_caption"),
+        says=("only jpg.txt", "caption_member"),
+    ),
+    Row(
+        source="webdataset/webdataset#11 (the way)",
+        why="right: what the message says",
+        members=[("1.jpg", picture()), ("1.jpg.txt", b"a")],
+        keys={"caption_member": "jpg.txt"},
+        outcomes=stored("a"),
+    ),
+    Row(
+        source="facebookresearch/MetaCLIP#59",
+        why="texts under another name in the JSON: its names are said",
+        members=with_json("1", texts=[["alt", "a cat"]]),
+        outcomes=lost("no_caption"),
+        says=("its JSON has texts", "caption_column"),
+    ),
+    Row(
+        source="facebookresearch/MetaCLIP#59 (named)",
+        why="pairs of a name and a text are no text",
+        members=with_json("1", texts=[["alt", "a cat"]]),
+        keys={"caption_column": "texts"},
+        outcomes=lost("no_caption"),
+        says=("its texts is no text", '[["alt","a cat"]]'),
+    ),
+    # names
+    Row(
+        source="logicminds/bmclib#20",
+        why="right: what macOS packs beside a file is no sample",
+        members=[("._1.jpg", b"\0\5"), *sample("1"), ("._1.txt", b"\0\5"), ("README", b"x")],
+        outcomes=stored("a"),
+    ),
+    Row(
+        source="webdataset/webdataset#428",
+        why="right: a name of more than a hundred characters",
+        members=sample("k" * 200),
+        outcomes=stored("a"),
+    ),
+    Row(
+        source="ray-project/ray#65044",
+        why="right: the members of a sample need not lie together",
+        members=[("0.jpg", picture()), ("1.jpg", picture()), ("0.txt", b"a"), ("1.txt", b"b")],
+        outcomes=stored("a", "b"),
+    ),
     # formats
     Row(
         source="pillow-avif-plugin#5",
@@ -279,3 +336,17 @@ def test_a_tar_is_read_as_it_is_meant_or_counted(
             assert all(text in each["error_message"] for text in row.says)
     for url, each in zip(row.urls, adopted, strict=False):
         assert each["url"].endswith(url)
+
+
+def test_members_of_no_sample_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """logicminds/bmclib#20: what is left out of a tar is counted."""
+    path = pack(tmp_path / "0.tar", [("._1.jpg", b"\0\5"), *sample("1"), ("README", b"x")])
+    take(tmp_path / "pool", path)
+    assert "0.tar: 2 members are no part of a sample, such as ._1.jpg" in caplog.text
+
+
+def test_a_folder_of_compressed_tars_is_named_so(tmp_path: Path) -> None:
+    """LAION-AI/CLIP_benchmark#47."""
+    (tmp_path / "0.tar.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(ValueError, match=r"no tar at .*; 0\.tar\.gz is compressed: unpack it"):
+        tar_tickets(Source(kind="shards", paths=(str(tmp_path),)))
