@@ -46,7 +46,9 @@ PLACEHOLDERS = {
     "trans", "transparent", "transparent-pixel", "transp",
 }  # fmt: skip
 # Other words and the sizes in such names
-FILLERS = re.compile(r"image|img|picture|photo|icon|bg|background|default|small|large|\d+(?:x\d+)?")
+FILLERS = re.compile(
+    r"image|img|picture|photo|icon|bg|background|default|small|large|white|black|\d+(?:x\d+)?"
+)
 # An address in an attribute of any other name, as each program of lazy loading has its own
 OTHER_NAME = re.compile(r"data-.|.*(?:src|lazy|original)")
 OTHER_ADDRESS = re.compile(r"(?i)\S*/\S*\.(?:jpe?g|png|webp|gif|avif)(?:[?#]\S*)?")

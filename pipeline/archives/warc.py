@@ -53,26 +53,25 @@ class Stored(NamedTuple):
 
 
 def _whole(record: Any, block: bytes) -> Stored:
-    named = (record.headers.get(name) or "" for name in ("WARC-Type", *OF_RECORD))
-    return _stored(*named, block)
+    return _stored(*map(record.headers.get, OF_RECORD), block=block)
 
 
 def _scanned(head: bytes, block: bytes) -> list[Stored | None]:
     headers = dict(headers_of(head.splitlines()[1:]))
-    kind = headers.get("warc-type", "")
-    if kind.lower() not in ("response", "resource", "metadata"):
+    if headers.get("warc-type", "").lower() not in ("response", "resource", "metadata"):
         return []
-    return [_stored(kind, *(headers.get(name.lower(), "") for name in OF_RECORD), block)]
+    return [_stored(*(headers.get(name.lower()) for name in OF_RECORD), block=block)]
 
 
-OF_RECORD = ("WARC-Target-URI", "Content-Type")
+OF_RECORD = ("WARC-Type", "WARC-Target-URI", "Content-Type")
 PAGE_RECORDS: Form[Stored] = Form(
     WarcRecordType.response | WarcRecordType.resource | WarcRecordType.metadata, _whole, _scanned
 )
 
 
-def _stored(kind: str, url: str, content_type: str, block: bytes) -> Stored:
-    """A record; a resource of the web becomes a response."""
+def _stored(*of_record: str | None, block: bytes) -> Stored:
+    """A record with these values of OF_RECORD; a resource of the web becomes a response."""
+    kind, url, content_type = (value or "" for value in of_record)
     kind, url = kind.lower(), _address(url)
     if kind == "resource" and url.startswith(("http://", "https://")):
         kind = "response"

@@ -221,7 +221,7 @@ def _tables_in(folder: str, source: Source) -> list[str]:
 
 def _folders_hint(folder: str) -> str:
     """The folders in a folder, which may have the tables that it has not."""
-    inside = [] if disk.is_url(folder) else sorted(next(disk.walk(disk.local_path(folder)))[1])
+    inside = [] if disk.is_url(folder) else sorted(next(disk.walk(str(disk.local_path(folder))))[1])
     if not inside:
         return ""
     shown = ", ".join(disk.join(folder, name) for name in inside[:MOST_FOLDERS])

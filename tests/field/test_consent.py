@@ -288,6 +288,10 @@ ROWS = [
     Row("fisharebest/webtrees#4972", ROBOTS, f"{ALL}Disallow /img\n", "robots_txt"),
     Row("bee4/robots.txt#6", ROBOTS, "    User-agent: *\n\n    Disallow: /img\n", "robots_txt"),
     Row("seomoz/reppy#113", ROBOTS, f"{ALL}Disallow: //\n", ""),
+    Row("xroche/httrack#1695", ROBOTS,
+        f"User-agent: clipmill-test\nDisallow: /x\n\n{ALL}Disallow: /img\n", "", "our group"),
+    Row("andreburgaud/robotspy#223", ROBOTS,
+        f"{ALL}Disallow: /x\n\nUser-agent: 5emeRue\nDisallow: /\n", "", "a digit in front"),
     Row("seomoz/reppy#113", ROBOTS, f"{ALL}Allowed: /img\nAlow: /img\n", ""),
     # --- tdmrep.json
     Row("healsdata/ai-training-opt-out: tdmrep.json", TDMREP,

@@ -571,6 +571,20 @@ LAZY = [
         {"a-640.jpg": "a"},
     ),
     (
+        "cantino/ruby-readability#53",
+        "a placeholder that is named by its colour",
+        "<img src=1x1-white.jpg data-original=/m/1.jpg alt=one><noscript><img src=/m/1.jpg>"
+        "</noscript><img src=white.jpg data-original=/m/2.jpg alt=two>",
+        {"/m/1.jpg": "one", "white.jpg": "two"},
+    ),
+    (
+        "dankito/Readability4J#18",
+        "right: an image without an address, its copy, and one caption for both",
+        "<figure><img alt='' width=9><noscript><img alt='' src=a.png></noscript><figcaption>parts"
+        "</figcaption></figure>",
+        {"a.png": "parts"},
+    ),
+    (
         "Shopify/starter-theme#146",
         "right: an address that is not filled in is none",
         "<img src=p_300x.jpg data-src=p_{width}x.jpg alt=a><img data-src=r_{width}x.jpg alt=b>",

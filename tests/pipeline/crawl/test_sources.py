@@ -19,6 +19,7 @@ from clipmill.pipeline.crawl import sources
 from clipmill.pipeline.crawl.crawler import crawl
 from clipmill.pipeline.crawl.sources import parts
 from clipmill.pipeline.pool.lease import PoolWriter
+from tests.support import warcs
 from tests.support.wats import INFO, zipped
 from tests.support.wats import captioned as wat
 
@@ -100,7 +101,9 @@ def test_a_file_that_is_no_archive_is_a_failed_task(
     tmp_path: Path, content: bytes, kind: str
 ) -> None:
     """One of 9,000 files that is empty, or an error page, would else be a part without links."""
-    good = wat(tmp_path / "good.warc.wat.gz", "a cat")
+    good = wat(tmp_path / "good.warc.gz", "a cat")
+    if kind == "warc":
+        Path(good).write_bytes(warcs.zipped(warcs.pages(1)))
     bad = tmp_path / "bad.gz"
     bad.write_bytes(content)
     source = Source(kind=kind, paths=(good, str(bad)))  # type: ignore[arg-type]
