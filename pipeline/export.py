@@ -28,7 +28,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -653,6 +653,9 @@ def _write_folder(rows: KeptRows, target: Target) -> tuple[tuple[DataFile, ...],
     have no locks.
     """
     path, claim = disk.join(target.path, RECORD), secrets.token_hex(8)
+    with suppress(FileNotFoundError, ValueError):  # none, or a damaged one
+        if (old := disk.read_json(path).get("view")) != rows.view:
+            logger.warning("the export of the view %s in %s is replaced", old, target.path)
     record = {"view": rows.view, "to": target.name, "complete": False, "claim": claim}
     disk.write_json(path, record, sealed=True)
 

@@ -202,7 +202,11 @@ def column_lines(columns: Iterable[Column]) -> Iterator[str]:
         yield f"  {column.name:<{width}}  {column.type:<{kind_width}}  {column.meaning}"
     scored = {column.filter_kind for column in columns}
     if missing := [name for name in FILTERS if name not in scored]:
-        yield f"filters that are not scored in this pool: {', '.join(missing)}"
+        yield "filters that are not scored in this pool, and the columns that they would add:"
+        width = max(map(len, missing))
+        for name in missing:
+            added = ", ".join(FILTERS[name].adds) or "those that its options name"
+            yield f"  {name:<{width}}  {added}"
 
 
 # --------------------------------------------------------------------------------------------------

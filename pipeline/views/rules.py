@@ -73,10 +73,12 @@ def borrowed_connection() -> Iterator[duckdb.DuckDBPyConnection]:
 # of candidates and its excerpt of the SQL.
 
 
-LIST_COLUMNS = "clipmill filter columns POOL lists them"
+LIST_COLUMNS = (
+    "clipmill filter columns POOL lists them; one of the source is named in source.extra_columns"
+)
 PAIRS_ONLY = frozenset(PAIRS.names) - frozenset(SIDECAR.names)
 EXAMPLE = "write one condition, as in caption_words >= 4 AND aspect <= 3"
-CLOSE_QUOTED = 0.8  # a text in double quotes is rather a text than a misspelt column
+CLOSE = 0.8  # of a misspelt column; else a text in double quotes is rather a text
 DOUBLE_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 TOO_DEEP = (
     "it is nested too deeply to be read; write fewer parentheses and shorter chains of operators, "
@@ -93,7 +95,7 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
     for written in DOUBLE_QUOTED.findall(sql):
         text = written.replace('""', '"')
         if text.lower() == column:
-            close = disk.did_you_mean(column, known, CLOSE_QUOTED)
+            close = disk.did_you_mean(column, known, CLOSE)
             in_single_quotes = "'" + text.replace("'", "''") + "'"
             return (
                 f'"{written}" stands in double quotes, which name a column, and there is no such '
@@ -107,7 +109,12 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
                 f"the filter {name} gives the column {column!r} with other options only; "
                 "docs/reference/filters.md says which"
             )
-    return f"there is no column {column!r}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
+    wrong = f"there is no column {column!r}"
+    owners = [name for name in FILTERS if FILTERS[name].adds and column.startswith(f"{name}_")]
+    if owners and disk.closest(column, known, CLOSE) is None:
+        owner = max(owners, key=len)
+        return f"{wrong}; the filter {owner} gives {', '.join(FILTERS[owner].adds)}"
+    return f"{wrong}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
 
 
 def binding_problem(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -72,6 +73,10 @@ def render_decision(d: Decision, source: str, links: Mapping[str, str] | None = 
         unit_text=unit_text,
         wording=wording,
     ).overlay(finalize=_escaped)
+    lines, caption = arm_lines(d), ARMS_CAPTION
+    if len(counts := {runs for _, runs, _, _ in arm_rows(d)}) == 1:  # once, not in each row
+        lines = [replace(line, note="") for line in lines]
+        caption = caption.replace("over runs", f"over {wording.runs_text(*counts)} of each arm")
     return templates.get_template("decided.html").render(
         d=d,
         account=account_of(d),
@@ -81,8 +86,8 @@ def render_decision(d: Decision, source: str, links: Mapping[str, str] | None = 
         headline=headline(d),
         difference_head=f"{_head(d, wording.unit_of_difference(d.result.unit))} [95 %]",
         score_unit=unit_mark(d.result.unit),
-        lines=arm_lines(d),
-        lines_caption=ARMS_CAPTION,
+        lines=lines,
+        lines_caption=caption,
         band=shown_band(d),
         seen=seen_texts(d),
         tasks=_other_tasks(d),

@@ -100,6 +100,9 @@ ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".
 # Of a folder that has none of the others.
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt", ".yaml", ".yml")
 SETTINGS_FILE = re.compile(r"(config|params|args|hparams|variant|settings)\.(json|ya?ml)")
+# A run that nobody named is called by open_clip after its start and settings, not after its data.
+OPEN_CLIP_RUN = re.compile(r"/\d{4}(_\d\d){2}-\d\d(_\d\d){2}-model_[^/]*$")
+OF_ONE_RUN = re.compile(r"name|resume|\w*path|\w*rank|dist_url|device")  # of its params.txt
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
@@ -329,6 +332,7 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
             label, tag = tagged.groups()
             frame.add("tag", tag)
         frame.add("file", label)
+    _add_settings(frames, [file for file, _ in read])
     if not frames:
         if several:
             raise several[0]
@@ -353,6 +357,22 @@ def _foreign(frames: Sequence[Frame]) -> list[int]:
     usual, count = alike[0] if alike else (frozenset(), 0)
     foreign = [n for n, frame in enumerate(frames) if not usual & frame.columns.keys()]
     return foreign if 0 < len(foreign) * MOST_FOREIGN <= count else []
+
+
+def _add_settings(frames: Sequence[Frame], files: Sequence[str]) -> None:
+    """In which settings the runs differ that open_clip named, from the `params.txt` of each."""
+    settings = list[dict[str, str]]()
+    for file in files:
+        folder = file.rpartition("/")[0].removesuffix("/checkpoints")
+        path = disk.join(folder, "params.txt")
+        text = ""
+        if OPEN_CLIP_RUN.search(folder) and disk.exists(path):
+            text = disk.read_bytes(path).decode(errors="replace")
+        settings.append(dict(re.findall(r"^(\w+): (.+)$", text, re.M)))
+    for name in dict.fromkeys(name for run in settings for name in run):
+        if not OF_ONE_RUN.fullmatch(name) and len({run.get(name) for run in settings}) > 1:
+            for frame, run in zip(frames, settings, strict=True):
+                frame.add(f"params.{name}", run.get(name, ""))
 
 
 def records_of(source: Source, notes: list[str]) -> list[Record]:

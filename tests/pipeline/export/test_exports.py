@@ -399,6 +399,20 @@ def test_shards_of_an_earlier_export_go(pool: str, tmp_path: Path) -> None:
     assert (folder / "notes.txt").exists()
 
 
+def test_an_export_of_another_view_that_is_replaced_is_named(
+    pool: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose_views(
+        PoolWriter(pool), dataclasses.replace(RECIPE, views=(*RECIPE.views, View(name="raw")))
+    )
+    folder = str(tmp_path / "out")
+    for view in ("wide", "wide"):
+        export_view(pool, view, folder)
+    assert not caplog.messages
+    export_view(pool, "raw", folder)
+    assert caplog.messages == [f"the export of the view wide in {folder} is replaced"]
+
+
 def adopted(folder: Path) -> str:
     """A pool of a tar of another program: a sample without a caption is no row that is stored."""
     tar = folder / "theirs.tar"

@@ -226,6 +226,9 @@ WRONG = [
     # columns
     ("not caption_url", "filter caption gives the column 'caption_url' with other options only"),
     ("word > 1", "no column 'word'; did you mean 'words'\\?; clipmill filter columns POOL lists"),
+    ("dc_clip > 0.3", "POOL lists them; one of the source is named in source.extra_columns$"),
+    ("picture_short > 99", "'picture_short'; the filter picture gives brightness, .*, phash, "),
+    ("caption_word > 1", "no column 'caption_word'; .*caption_words"),
     ("license IS NULL", "'license' comes from the filter page; put page into the filters"),
     ("pool.words > 4", 'table "pool" not found'),
     # syntax

@@ -155,6 +155,23 @@ def test_sizes_of_a_model_are_no_results(tmp_path: Path) -> None:
         read(tmp_path, "model,image_size,embed_dim,mparams,image_gflops\na,224,256,43.2,3.5\n")
 
 
+def test_runs_that_open_clip_named_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    """Their names say when they began; `params.txt` says which tars and which seed."""
+    for n, (tars, seed) in enumerate([("raw", 0), ("raw", 1), ("clip30", 0), ("clip30", 1)]):
+        run = f"2026_11_30-10_0{n}_00-model_ViT-B-32-lr_0.0005-b_256-j_4-p_amp"
+        log = "".join(f'{{"val-top1": {epoch + n / 100}, "epoch": {epoch}}}\n' for epoch in (1, 2))
+        (tmp_path / run / "checkpoints").mkdir(parents=True)
+        (tmp_path / run / "checkpoints/results.jsonl").write_text(log)
+        lines = f"lr: 0.0005\nname: {run}\nseed: {seed}\ntrain_data: {tars}/{{0..9}}.tar\n"
+        (tmp_path / run / "params.txt").write_text(lines)
+    assert values(read_results([str(tmp_path)])) == {
+        ("raw/{0..9}.tar", 0, "val-top1"): 2.0,
+        ("raw/{0..9}.tar", 1, "val-top1"): 2.01,
+        ("clip30/{0..9}.tar", 0, "val-top1"): 2.02,
+        ("clip30/{0..9}.tar", 1, "val-top1"): 2.03,
+    }
+
+
 def test_files_of_the_same_arms_are_scales_if_asked(tmp_path: Path) -> None:
     """As RegMix's losses: a file for each size, a row for each mixture."""
     for size in ("1m", "60m"):
