@@ -163,3 +163,20 @@ def test_the_minus_is_the_sign_and_an_exponent_can_be_copied() -> None:
     difference = row_of(decision_lines(decision), "b")[3]
     assert difference.startswith(f"{MINUS}")
     assert "e-0" in difference
+
+
+def test_runs_that_are_as_many_in_each_arm_are_said_once_on_the_page() -> None:
+    """Beside each name they make a row of the table wrap."""
+    runs = [("raw", seed) for seed in range(4)] + [("clip30", seed) for seed in range(4)]
+    rows = [
+        Measurement(arm=arm, seed=seed, task="cars", metric="accuracy", value=0.3 + seed / 90)
+        for arm, seed in runs
+    ]
+    equal, fewer = (
+        render_decision(decide(results_of(part, scales={0.0: ""}, costs=True), Question()), "a.csv")
+        for part in (rows, rows[:-1])
+    )
+    assert "over 4 runs of each arm" in equal
+    assert "(4 runs)" not in equal
+    assert "(4 runs)" in fewer
+    assert "(3 runs)" in fewer
