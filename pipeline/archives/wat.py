@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import re
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from html import unescape
 from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar, Union
@@ -31,12 +33,25 @@ from clipmill.pipeline.archives.urls import SPACE, reject_images, resolve, resol
 
 
 GZIP = b"\x1f\x8b\x08"
+FRAME_MAGIC = 4  # bytes
+FRAMES = {b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+GZIP_HEAD = 10  # bytes of a member in front of its data, as writers of archives leave them
 CHUNK = 1 << 14  # bytes that are read at a time
 STEP = 256  # bytes of a broken chunk that are lost with it
+DOUBTFUL = 1 << 20  # bytes of a member in front of a break that may be wrong too
 WINDOW = 1 << 20  # compressed bytes in front of a break in which the next member is looked for
 LONGEST_RECORD = 1 << 26  # a larger length is taken for damage: reading it would swallow the file
 END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
-Chunks = Iterator[tuple[int, bytes | None]]
+
+
+class Break(Enum):
+    """Why a gzip member has no end."""
+
+    CUT = 1  # the file ends: what came before is right
+    DAMAGED = 2  # nobody knows since where: the checksum is at the member's end
+
+
+Chunks = Iterator[tuple[int, bytes | Break]]
 
 
 class Tape:
@@ -118,11 +133,15 @@ class Tape:
 
 
 def chunks(tape: Tape) -> Chunks:
-    """(offset of a gzip member, decompressed bytes) from the first byte that the tape holds; of a
-    file that is not compressed (offset of its first byte, bytes). None where a member breaks off.
+    """(offset of a gzip member or frame, decompressed bytes) from the first byte that the tape
+    holds; of a file that is not compressed (offset of its first byte, bytes). A Break where a
+    member breaks off.
     """
     start = tape.rewind()
-    return _inflated(tape) if tape.peek(start, len(GZIP)) == GZIP else _plain(tape)
+    if tape.peek(start, len(GZIP)) == GZIP:
+        return _inflated(tape)
+    codec = FRAMES.get(tape.peek(start, FRAME_MAGIC))
+    return _frames(tape, codec) if codec else _plain(tape)
 
 
 def _plain(tape: Tape) -> Chunks:
@@ -136,8 +155,14 @@ def _inflated(tape: Tape) -> Chunks:
     """Members where they are expected, and behind a broken one where their magic bytes are. Bytes
     that only look like a member are passed over silently."""
     start = expected = tape.tell()
-    while (start := tape.find(GZIP, expected)) >= 0:
+    whole = True
+    while True:
+        if whole and _lost_its_magic(tape, expected):
+            yield expected, Break.DAMAGED
+        if (start := tape.find(GZIP, expected)) < 0:
+            return
         member, is_member, whole = zlib.decompressobj(31), start == expected, False
+        broken = Break.CUT
         try:
             while not member.eof and (data := tape.read(CHUNK)):
                 before = member.copy()
@@ -151,12 +176,84 @@ def _inflated(tape: Tape) -> Chunks:
             else:  # damage can make it run over the members behind it, to the end of the file
                 expected = max(start + 1, tape.rewind())
         except zlib.error:
+            broken = Break.DAMAGED
             for chunk in _until_error(before, data):
                 is_member = True
                 yield start, chunk
             expected = max(start + 1, tape.rewind())
         if is_member and not whole:
-            yield start, None
+            yield start, broken
+
+
+def _lost_its_magic(tape: Tape, position: int) -> bool:
+    """Whether a member begins here whose magic bytes are damaged, or cut off at the file's end."""
+    tape.seek(position)
+    head = tape.read(CHUNK)
+    if head[: len(GZIP)] in (b"", GZIP):
+        return False
+    with suppress(zlib.error):
+        text = zlib.decompressobj(-15).decompress(head[GZIP_HEAD:], len(b"WARC/"))
+        if text == b"WARC/":
+            return True
+    return GZIP.startswith(head)
+
+
+def _frames(tape: Tape, codec: str) -> Chunks:
+    """As `_inflated`, of zstd or LZ4. A frame ends where the magic bytes of the next one are."""
+    start = tape.tell()
+    magic = tape.peek(start, FRAME_MAGIC)
+    while start >= 0:
+        frame = _Frame(tape, start, magic)
+        broken: Break | None = None
+        try:
+            with pa.CompressedInputStream(pa.PythonFile(frame, mode="r"), codec) as unpacked:
+                while chunk := unpacked.read(CHUNK):
+                    yield start, chunk
+        except OSError:  # that of the stream itself goes on
+            if tape.broken:
+                raise
+            frame.read_on()
+            broken = Break.CUT if frame.following < 0 else Break.DAMAGED
+        if broken:
+            yield start, broken
+        start = frame.following
+
+
+class _Frame(io.RawIOBase):
+    """A file for the decoder: the bytes of a frame. `following`: where the next one begins; -1
+    where none does.
+    """
+
+    def __init__(self, tape: Tape, start: int, magic: bytes) -> None:
+        self._tape, self._magic = tape, magic
+        self._is_first, self._is_read, self.following = True, False, -1
+        tape.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, some of them; b"" at the end."""
+        tape = self._tape
+        tape.keep(tape.tell())
+        data = b""
+        while not self._is_read and (more := tape.read(CHUNK)):
+            data += more
+            if (end := data.find(self._magic, int(self._is_first))) >= 0:
+                self._is_read = True
+                data, self.following = data[:end], tape.tell() - len(data) + end
+                tape.seek(self.following)
+            elif len(data) >= CHUNK:  # the next magic bytes may have begun
+                tape.seek(tape.tell() - FRAME_MAGIC + 1)
+                data = data[: 1 - FRAME_MAGIC]
+                break
+        self._is_first = False
+        return data
+
+    def read_on(self) -> None:
+        """To the end of a frame that its decoder has given up."""
+        while self.read():
+            pass
 
 
 def _until_error(member: Any, data: bytes) -> Iterator[bytes]:
@@ -176,7 +273,7 @@ def _until_error(member: Any, data: bytes) -> Iterator[bytes]:
 # a broken one.
 
 
-COMPRESSED = (GZIP, b"\x28\xb5\x2f", b"\x04\x22\x4d")  # the first bytes of gzip, zstd and lz4
+COMPRESSED = (GZIP, *(magic[: len(GZIP)] for magic in FRAMES))
 START = re.compile(rb"(?m)^WARC/\d\.\d\r?$")
 LENGTH = re.compile(rb"(?im)^Content-Length:[ \t]*(\d{1,18})[ \t]*\r?$")
 GAP = b"\r\n\r\n"  # between two records
@@ -221,9 +318,6 @@ def records(path: str, form: Form[R]) -> Iterator[tuple[int, R | None]]:
                         tape.keep(waiting[0])
                         given = 1
                     waiting = offset, kept
-                else:
-                    if beginning != GZIP and waiting:
-                        yield waiting
         except OSError:  # damage: the scan counts it
             if tape.broken:
                 raise
@@ -233,20 +327,33 @@ def records(path: str, form: Form[R]) -> Iterator[tuple[int, R | None]]:
 
 def scan(tape: Tape, form: Form[R]) -> Iterator[tuple[int, R | None]]:
     """What `records` yields, from what a tape holds: a record ends where its length says so if
-    nothing but the next record follows, and else where the next begins."""
+    nothing but the next record follows, and else where the next begins. The last records of a
+    damaged member are damaged, by DOUBTFUL.
+    """
     buffer, member, position = b"", -1, 0  # position: of the buffer in the member's bytes
+    last: deque[tuple[int, R | None]] = deque()  # records of the member that may be wrong
     for offset, chunk in chunks(tape):
         if offset != member:
+            yield from last
+            last.clear()
             yield from _split(buffer, member + position, form, final=True)[0]
             buffer, member, position = b"", offset, 0
-        if chunk is None:
-            yield member + position, None
+        if isinstance(chunk, Break):
+            if chunk is Break.DAMAGED:
+                last = deque((start, None) for start, _ in last)
+            yield from last
+            if chunk is Break.CUT or not last or START.search(buffer):
+                yield member + position, None
             buffer = b""
+            last.clear()
             continue
         buffer += chunk
         complete, end = _split(buffer, member + position, form, final=False)
-        yield from complete
+        last.extend(complete)
         buffer, position = buffer[end:], position + end
+        while last and last[0][0] < member + position - DOUBTFUL:
+            yield last.popleft()
+    yield from last
     yield from _split(buffer, member + position, form, final=True)[0]
 
 

@@ -7,9 +7,10 @@ import io
 import random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from clipmill.pipeline.archives.wat import CHUNK, Tape, chunks
+from clipmill.pipeline.archives.wat import CHUNK, Break, Tape, chunks
 
 NOISE = [random.Random(k).randbytes(3 * CHUNK) for k in range(3)]
 MEMBERS = [gzip.compress(data, mtime=0) for data in NOISE]
@@ -18,7 +19,8 @@ MEMBERS = [gzip.compress(data, mtime=0) for data in NOISE]
 def read(data: bytes, start: int = 0) -> list[tuple[int, bytes | None]]:
     """Members with their bytes joined; None for each break."""
     spans: list[tuple[int, bytes | None]] = []
-    for offset, chunk in chunks(Tape(io.BytesIO(data), start)):
+    for offset, given in chunks(Tape(io.BytesIO(data), start)):
+        chunk = None if isinstance(given, Break) else given
         if chunk is not None and spans and spans[-1][0] == offset and spans[-1][1] is not None:
             spans[-1] = (offset, spans[-1][1] + chunk)
         else:
@@ -45,6 +47,40 @@ def test_a_broken_member_gives_what_is_in_front_of_the_break_and_the_next_follow
     assert [offset for offset, data in spans if data is not None][-1] == len(bad)
     assert (0, None) in spans
     assert spans[-1][1] == NOISE[1]
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_frames_come_with_their_offsets_and_a_broken_one_costs_itself(codec: str) -> None:
+    texts = [data.hex().encode() for data in NOISE]  # more than a chunk, and repeated
+    frames = [bytearray(packed(data, codec)) for data in texts]
+    starts = [0, len(frames[0]), len(frames[0] + frames[1])]
+    assert read(b"".join(frames)) == list(zip(starts, texts, strict=True))
+    frames[1][8:5000] = b"\xff" * 4992
+    spans = read(b"".join(frames))
+    assert (spans[0], spans[-1]) == ((0, texts[0]), (starts[2], texts[2]))
+    assert (starts[1], None) in spans
+    cut = read(b"".join(frames)[:-100])
+    assert cut[-1] == (starts[2], None)
+    assert all(data is None or texts[starts.index(at)].startswith(data) for at, data in cut)
+
+
+def packed(data: bytes, codec: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+def test_a_member_whose_magic_is_damaged_is_a_break_and_rubbish_is_none() -> None:
+    members = [gzip.compress(b"WARC/1.0 %d" % k, mtime=0) for k in range(3)]
+    at = len(members[0])
+    for damaged in (b"\0" + members[1][1:], members[1][:2] + b"\0" + members[1][3:]):
+        spans = read(members[0] + damaged + members[2])
+        assert spans == [
+            (0, b"WARC/1.0 0"), (at, None), (at + len(damaged), b"WARC/1.0 2"),
+        ]  # fmt: skip
+    assert read(members[0] + members[1][:2])[1:] == [(at, None)]
+    assert read(members[0] + b"rubbish" + members[2])[1:] == [(at + 7, b"WARC/1.0 2")]
 
 
 def test_a_member_that_runs_over_those_behind_it_costs_itself_only() -> None:

@@ -81,6 +81,30 @@ def test_damage_costs_the_record_that_it_hits(
     assert counts["damaged_records"] == damaged
 
 
+@pytest.mark.parametrize("in_member", [1, 3])
+def test_no_page_of_a_damaged_member_is_wrong(in_member: int, tmp_path: Path) -> None:
+    """Whichever bit flips: a page is right, or it is a damaged record."""
+    texts = [record(block(HTML % (i, i)), f"http://p.test/{i}") for i in range(2 * in_member)]
+    members = [b"".join(texts[k : k + in_member]) for k in (0, in_member)]
+    whole = zipped(members)
+    right = {f"caption {i}" for i in range(2 * in_member)}
+    for at in range(24, 8 * len(zipped(members[:1])), 7):
+        data = bytearray(whole)
+        data[at // 8] ^= 1 << at % 8
+        rows, counts = read(tmp_path / "x.warc.gz", bytes(data))
+        assert set(captions(rows)) <= right
+        assert {f"caption {i}" for i in range(in_member, 2 * in_member)} <= set(captions(rows))
+        assert len(rows) == 2 * in_member or counts["damaged_records"]
+
+
+def test_a_frame_of_several_records_and_one_that_is_cut(tmp_path: Path) -> None:
+    several = zstd(b"".join(P[:3]))
+    rows, counts = read(tmp_path / "x.warc.zst", several + zstd(P[3]))
+    assert (captions(rows), counts["damaged_records"]) == ([f"caption {i}" for i in range(4)], 0)
+    rows, counts = read(tmp_path / "x.warc.zst", several[:-5] + zstd(P[3]))
+    assert (captions(rows)[-1], bool(counts["damaged_records"])) == ("caption 3", True)
+
+
 def test_one_member_of_more_than_a_chunk(tmp_path: Path) -> None:
     noise = [str(zlib.crc32(bytes([i % 251, i // 251]))) for i in range(20_000)]
     parts = [
