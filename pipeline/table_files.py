@@ -7,13 +7,14 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count, groupby, islice, pairwise, repeat
-from typing import IO, Any, AnyStr, TextIO
+from typing import IO, Any, AnyStr, NamedTuple, TextIO
 
 import msgspec
 import numpy as np
@@ -68,6 +69,8 @@ BATCH_BYTES = 8 * 2**20  # of a batch as the footer of a Parquet file has them
 # most; what shrinks to less than a PACKED_MOST-th may be one value, and is held several times.
 PACKED_MOST = 100
 SUSPICIOUS, LARGEST_UNPACKED = 2**20, 2**25  # bytes
+FOOTER = 2**16  # bytes at the end of a file, in which most footers lie
+MOST_ROWS = 2**31  # of a row group
 MOST_UNPACKED = 2**36  # bytes of all rows, were each the one value: a minute's work
 PROBE = 1000  # rows within which a column must have come
 LARGEST_JSON = 1 << 29  # characters of a .json file
@@ -191,7 +194,9 @@ def _unpacked(path: str) -> Iterator[Any]:
             if is_zstd:
                 stream = pa.CompressedInputStream(stream, "zstd")
             stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
-            if encoding := utf_16(stream.peek(4)[:4]):
+            if not any(start := stream.peek(4)[:4]) and len(start) == 4:
+                raise disk.DamagedTable(f"{path} begins with zeros and no text; get the file again")
+            if encoding := utf_16(start):
                 raise ValueError(
                     f"{path} is {encoding}; write it as UTF-8: iconv -f {encoding} -t UTF-8 FILE > "
                     "NEW_FILE"
@@ -218,36 +223,133 @@ def _parquet_rows(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
     with (
         disk.naming_table(path),
         disk.open_file(path, cache_type="none") as file,
-        pq.ParquetFile(file) as table,
+        pq.ParquetFile(file, page_checksum_verification=True) as table,
     ):
         require_columns(path, columns, table.schema_arrow.names)
         names = list(dict.fromkeys(columns))
-        groups = range(table.num_row_groups)
-        for size, same in groupby(groups, lambda group: batch_rows(table.metadata, group, names)):
+        groups = enumerate(row_groups(file))
+        for size, same in groupby(groups, lambda each: batch_rows(each[1], names)):
             if not size:
-                for group in same:
-                    yield from repeat(None, table.metadata.row_group(group).num_rows)
+                for _, group in same:
+                    yield from repeat(None, group.rows)
                 continue
-            for batch in table.iter_batches(size, row_groups=list(same), columns=names):
+            numbers = [number for number, _ in same]
+            for batch in table.iter_batches(size, row_groups=numbers, columns=names):
                 lists = [python_values(batch.column(name)) for name in columns]
                 yield from zip(*lists, strict=True) if lists else repeat((), batch.num_rows)
 
 
-def batch_rows(
-    footer: pq.FileMetaData, group: int, columns: Collection[str], most: int = ROWS
-) -> int:
+class Chunk(NamedTuple):
+    """The values of one column in a row group."""
+
+    path: str  # of the column, with dots
+    values: int
+    nulls: int | None  # None: nobody has written it down
+    packed: int  # bytes
+    unpacked: int
+
+
+class RowGroup(NamedTuple):
+    """What the footer of a Parquet file says about one of its row groups."""
+
+    rows: int
+    chunks: list[Chunk]
+
+
+def row_groups(source: Any) -> list[RowGroup]:
+    """The row groups of a path or an open file. OSError where its footer is damaged.
+
+    Read here, because pyarrow (26.0) ends the process where it is asked for a chunk that does not
+    fit the schema, as one wrong bit can leave it.
+    """
+    with ExitStack() as stack:
+        is_path = isinstance(source, str | os.PathLike)
+        file = stack.enter_context(open(source, "rb")) if is_path else source
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - FOOTER))
+        data = file.read()
+        size = int.from_bytes(data[-8:-4], "little")
+        if size + 8 > len(data):
+            file.seek(max(0, end - 8 - size))
+            data = file.read()
+    groups = []
+    try:
+        for group in Thrift(data[-8 - size : -8]).struct().get(4, []):
+            chunks = [_chunk(each[3]) for each in group[1] if 3 in each]
+            if not 0 <= group[3] <= min([MOST_ROWS, *(chunk.values for chunk in chunks)]):
+                raise ValueError(f"a row group of {group[3]:,} rows")
+            groups.append(RowGroup(group[3], chunks))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise OSError(f"its footer cannot be read: {error}") from None
+    return groups
+
+
+def _chunk(column: Mapping[int, Any]) -> Chunk:
+    path = b".".join(column[3]).decode(errors="replace")
+    return Chunk(path, column[5], column.get(12, {}).get(3), column[7], column[6])
+
+
+class Thrift:
+    """Reads the compact protocol of Thrift as far as Parquet has it: numbers, bytes, lists and
+    structs, a struct as {number of the field: value}. ValueError or IndexError for other bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._position = data, 0
+
+    def struct(self) -> dict[int, Any]:
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._take(1)[0]:
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            fields[number] = self._value(head & 15, of_field=True)
+        return fields
+
+    def _take(self, size: int) -> bytes:
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+    def _number(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._take(1)[0]
+            number |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return number
+
+    def _integer(self) -> int:
+        number = self._number()
+        return number >> 1 ^ -(number & 1)
+
+    def _value(self, kind: int, *, of_field: bool = False) -> Any:
+        if kind in (1, 2):  # the kind of a field is its value
+            return kind == 1 if of_field else self._take(1) == b"\1"
+        if kind in (4, 5, 6):
+            return self._integer()
+        if kind in (3, 7):
+            return self._take(1 if kind == 3 else 8)
+        if kind == 8:
+            return self._take(self._number())
+        if kind in (9, 10):
+            head = self._take(1)[0]
+            count = head >> 4 if head >> 4 < 15 else self._number()
+            return [self._value(head & 15) for _ in range(count)]
+        if kind != 12:
+            raise ValueError(f"there is no type {kind}")
+        return self.struct()
+
+
+def batch_rows(group: RowGroup, columns: Collection[str], most: int = ROWS) -> int:
     """How many rows of a row group are read at a time, so that these columns take about
     BATCH_BYTES; 0 where one of them unpacks to more than may be held (LARGEST_UNPACKED)."""
-    row_group = footer.row_group(group)
-    chunks = [row_group.column(number) for number in range(row_group.num_columns)]
-    chunks = [c for c in chunks if any(f"{c.path_in_schema}.".startswith(f"{n}.") for n in columns)]
-    unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
-    rows = BATCH_BYTES * row_group.num_rows // max(1, unpacked)
+    chunks = [c for c in group.chunks if any(f"{c.path}.".startswith(f"{n}.") for n in columns)]
+    unpacked = sum(chunk.unpacked for chunk in chunks)
+    rows = BATCH_BYTES * group.rows // max(1, unpacked)
     for chunk in chunks:
-        size = chunk.total_uncompressed_size
-        if size > max(SUSPICIOUS, PACKED_MOST * chunk.total_compressed_size):
-            rows = min(rows, LARGEST_UNPACKED // size)
-            if not rows or size * row_group.num_rows > MOST_UNPACKED:
+        if chunk.unpacked > max(SUSPICIOUS, PACKED_MOST * chunk.packed):
+            rows = min(rows, LARGEST_UNPACKED // chunk.unpacked)
+            if not rows or chunk.unpacked * group.rows > MOST_UNPACKED:
                 return 0
     # A power of two, so that row groups of about the same size are read together.
     return most if rows >= most else 1 << max(0, rows.bit_length() - 1)
@@ -613,9 +715,10 @@ def row_addresses(path: str, column: str) -> Iterator[str]:
     """The addresses of all rows, in their order. ValueError where `column` holds no images."""
     footer = disk.read_with(path, pq.read_metadata)
     _image_leaf(path, column, footer.schema.to_arrow_schema())
-    for group in range(footer.num_row_groups):
-        for row in range(footer.row_group(group).num_rows):
-            yield f"{path}#{group}/{row}"
+    groups = disk.read_with(path, row_groups)
+    for number, group in enumerate(groups):
+        for row in range(group.rows):
+            yield f"{path}#{number}/{row}"
 
 
 def class_names(path: str, column: str | None) -> list[str]:
@@ -643,10 +746,9 @@ def check_image_column(path: str, column: str) -> None:
     """ValueError where `column` holds no images, or no row of a file has the bytes of one."""
     footer = disk.read_with(path, pq.read_metadata)
     leaf = _image_leaf(path, column, footer.schema.to_arrow_schema())
-    index = [footer.schema.column(i).path for i in range(footer.num_columns)].index(leaf)
-    chunks = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
-    nulls = [c.statistics.null_count if c.is_stats_set else None for c in chunks]
-    if footer.num_rows and nulls == [chunk.num_values for chunk in chunks]:
+    groups = disk.read_with(path, row_groups)
+    chunks = [chunk for group in groups for chunk in group.chunks if chunk.path == leaf]
+    if footer.num_rows and all(chunk.nulls == chunk.values for chunk in chunks):
         raise ValueError(
             f"{path}: no row has the bytes of an image in {leaf!r}. Where `datasets` wrote the "
             "paths of files instead, store the bytes: ds.with_format('arrow').map("
@@ -689,10 +791,11 @@ def image_rows(
         ) as table,
     ):
         leaf = _image_leaf(path, column, table.schema_arrow)
+        groups = row_groups(file)
         for group, own in wanted.items():
             if group >= table.num_row_groups:
                 continue
-            size = batch_rows(table.metadata, group, [column])
+            size = batch_rows(groups[group], [column])
             if not size:
                 yield group, ("too_many_bytes", "its row group unpacks to more than may be held")
                 continue

@@ -23,7 +23,7 @@ from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.archives.urls import shortened
 from clipmill.pipeline.shuffle import THREADS
-from clipmill.pipeline.table_files import batch_rows
+from clipmill.pipeline.table_files import batch_rows, row_groups
 
 # --------------------------------------------------------------------------------------------------
 # The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
@@ -205,18 +205,18 @@ def rows_between(
         disk.open_stream(path) as stream,
         pq.ParquetFile(stream, page_checksum_verification=True) as table,
     ):
-        groups: list[int] = []
+        numbers: list[int] = []
         rows_before, position = 0, 0
-        for number in range(table.num_row_groups):
-            size = table.metadata.row_group(number).num_rows
-            if rows_before + size > start and rows_before < stop:
-                position = position if groups else rows_before
-                groups.append(number)
-            rows_before += size
+        groups = row_groups(stream)
+        for number, group in enumerate(groups):
+            if rows_before + group.rows > start and rows_before < stop:
+                position = position if numbers else rows_before
+                numbers.append(number)
+            rows_before += group.rows
         left = min(stop, rows_before) - start
         names = columns or table.schema_arrow.names
-        size = min((batch_rows(table.metadata, group, names, BATCH) for group in groups), default=1)
-        for batch in table.iter_batches(max(1, size), row_groups=groups, columns=columns):
+        size = min((batch_rows(groups[number], names, BATCH) for number in numbers), default=1)
+        for batch in table.iter_batches(max(1, size), row_groups=numbers, columns=columns):
             low, high = max(0, start - position), min(batch.num_rows, stop - position)
             if low < high:
                 yield batch.slice(low, high - low)

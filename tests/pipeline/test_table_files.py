@@ -174,6 +174,63 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert [tables.is_table(name) for name in names] == [True, False, False]
 
 
+def test_whatever_bit_of_a_parquet_footer_is_damaged_it_is_read_or_named(tmp_path: Path) -> None:
+    """pyarrow ends the process at some of them."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"url": ["http://p.test/1"]}), sink, store_schema=False)
+    data, path = sink.getvalue(), tmp_path / "t.parquet"
+    end = len(data) - 8
+    damaged = 0
+    for bit in range(8 * (end - int.from_bytes(data[-8:-4], "little")), 8 * end, 3):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            assert len(list(tables.values(str(path), ["url"]))) <= 1
+        except ValueError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            damaged += 1
+    assert damaged > 100
+
+
+def test_the_checksum_of_a_page_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    rows = pa.table({"url": [f"http://p.test/{i}" for i in range(3)]})  # one is no extreme
+    pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"p.test/1", b"q.test/1", 1))
+    with pytest.raises(disk.DamagedTable, match="CRC"):
+        list(tables.values(str(path), ["url"]))
+
+
+def test_zeros_in_place_of_a_text_are_no_encoding(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(bytes(500))
+    with pytest.raises(disk.DamagedTable, match=r"t\.csv begins with zeros and no text; get"):
+        list(tables.values(str(tmp_path / "t.csv"), ["url"]))
+
+
+def test_what_is_read_from_a_footer_is_what_pyarrow_reads(tmp_path: Path) -> None:
+    rows = {
+        "a": [None, "x", "y" * 100] * 50,
+        "b": [{"bytes": b"1", "n": [1.5, None]}] * 150,
+        "c": [True, None, False] * 50,
+    }
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=7)
+    footer = pq.read_metadata(tmp_path / "t.parquet")
+    groups = disk.read_with(tmp_path / "t.parquet", tables.row_groups)
+    assert len(groups) == footer.num_row_groups == 22
+    for number, group in enumerate(groups):
+        chunks = [footer.row_group(number).column(i) for i in range(footer.num_columns)]
+        assert group.rows == footer.row_group(number).num_rows
+        assert group.chunks == [
+            (
+                c.path_in_schema, c.num_values, c.statistics.null_count,
+                c.total_compressed_size, c.total_uncompressed_size,
+            )
+            for c in chunks
+        ]  # fmt: skip
+
+
 def test_a_table_without_a_header(tmp_path: Path) -> None:
     """CC3M has captions first, CC12M URLs; both are .tsv files whose first line is a row."""
     lines = ['a "quoted cat\thttp://p.test/1', "größe, 1\thttp://p.test/2\r", "one field", "\t"]
