@@ -306,8 +306,11 @@ class Thrift:
         return fields
 
     def _take(self, size: int) -> bytes:
+        taken = self._data[self._position : self._position + size]
+        if len(taken) < size:
+            raise IndexError("it ends too early")
         self._position += size
-        return self._data[self._position - size : self._position]
+        return taken
 
     def _number(self) -> int:
         number = shift = 0
