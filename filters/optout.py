@@ -174,19 +174,24 @@ def _of_message(values: Mapping[str, Any], us: tuple[str, ...], reason: str) -> 
         yield Statement("tdm-policy", reason, "tdm-policy")
 
 
-def _of_site(files: Mapping[str, Any]) -> Iterator[Statement]:
-    """Among the files of one origin, for this URL."""
+def _of_site(files: Any) -> Iterator[Statement]:
+    """Among the files of one origin, for this URL. What a pool of others has in another form is
+    unread, which is a no.
+    """
     reason = "optout_site"
-    robots = files.get("robots.txt") or {}
-    tdmrep = files.get("tdmrep.json") or {}
-    ai_txt = files.get("ai.txt") or {}
+    files = files if isinstance(files, Mapping) else {"robots.txt": files}
+    named = {name: files.get(name) or {} for name in ("robots.txt", "tdmrep.json", "ai.txt")}
+    robots, tdmrep, ai_txt = (
+        file if isinstance(file, Mapping) else {"unread": "of another form"}
+        for file in named.values()
+    )
     if robots.get("allowed") is False:
         yield Statement(ROBOTS_TXT, "robots_txt", "disallowed")
     for field in ("usage", "signal", "training"):
-        for line in robots.get(field, ()):
+        for line in _texts(robots.get(field)):
             for signal, word in usages(re.sub(r"^/\S*\s+", "", line)):
                 yield Statement(signal, reason, f"robots.txt: {word}")
-    for text in robots.get("license", ()):
+    for text in _texts(robots.get("license")):
         yield Statement("license", reason, f"robots.txt: license {text[:200]}")
     if (reserved := reserves(tdmrep.get("tdm-reservation", "0"))) is not False:
         value, location = tdmrep["tdm-reservation"], tdmrep.get("location")
@@ -194,7 +199,7 @@ def _of_site(files: Mapping[str, Any]) -> Iterator[Statement]:
         yield Statement("tdm-reservation" if reserved else "unread", reason, words)
     if ai_txt.get("allowed") is False:
         yield Statement("ai.txt", reason, f"ai.txt: {ai_txt.get('rule')}")
-    for name in robots.get("disallowed", ()):
+    for name in _texts(robots.get("disallowed")):
         if name.lower() in AI_CRAWLERS:
             yield Statement("other-crawlers", reason, f"robots.txt: {name} is disallowed")
     if tdmrep.get("tdm-policy"):

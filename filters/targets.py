@@ -19,7 +19,7 @@ from clipmill.filters.clusters import (
     train,
 )
 from clipmill.filters.columns import route_by_uid, unit_vectors
-from clipmill.manifests.arrays import Array, Float32Array, Integers
+from clipmill.manifests.arrays import NUMPY_ERRORS, Array, Float32Array, Integers
 
 
 @dataclass(kw_only=True)
@@ -122,18 +122,17 @@ def _array_of(path: str, key: str | None) -> Array:
         return np.array(lists, np.float32)
     try:
         content = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        if isinstance(content, np.ndarray):
+            return content
+        with content:
+            names = list(content)
+            key = names[0] if key is None and len(names) == 1 else key
+            array: Array | None = content[key] if key in names else None
+    except NUMPY_ERRORS as error:
         raise ValueError(f"filter targets: {path} is no array of NumPy: {error}") from None
-    if isinstance(content, np.ndarray):
-        return content
-    with content:
-        names = list(content)
-        if key is None and len(names) == 1:
-            key = names[0]
-        if key not in names:
-            raise ValueError(f"filter targets: name an array of {path} with key; {_names(names)}")
-        array: Array = content[key]
-        return array
+    if array is None:
+        raise ValueError(f"filter targets: name an array of {path} with key; {_names(names)}")
+    return array
 
 
 def _names(names: list[str]) -> str:

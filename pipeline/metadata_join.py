@@ -23,7 +23,6 @@ import itertools
 import json
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ import xxhash
 
 from clipmill.filters.table import TEXT_TABLES, Table, is_array
 from clipmill.manifests import disk
-from clipmill.manifests.arrays import Array, Bytes, Integers
+from clipmill.manifests.arrays import NUMPY_ERRORS, Array, Bytes, Integers
 from clipmill.manifests.columns import hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
@@ -97,7 +96,7 @@ def read_uid_array(path: str) -> Iterator[Bytes]:
                 array = np.load(source, mmap_mode="r", allow_pickle=False)
             else:
                 array = np.load(source, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
+        except (*NUMPY_ERRORS, OSError) as error:
             text = " ".join(str(error).split())[:160]
             raise ValueError(f"{path} is not a NumPy file that can be read: {text}") from None
         if isinstance(array, np.lib.npyio.NpzFile) or not _is_pairs(array):
@@ -106,6 +105,8 @@ def read_uid_array(path: str) -> Iterator[Bytes]:
                 f"{path} holds {form}, not uids: it must be one array of pairs of 64-bit integers "
                 "(numpy.dtype('u8,u8')), as DataComp's subset files are"
             )
+        if isinstance(array, np.memmap) and source.stat().st_size != array.offset + array.nbytes:
+            raise ValueError(f"{path} has more bytes than its header says; get the file again")
         number = np.dtype("<u8") if array.dtype == PAIR else np.dtype(">u8")
         for start in range(0, len(array), READ_ROWS):
             pairs = np.ascontiguousarray(array[start : start + READ_ROWS])
@@ -310,7 +311,7 @@ class TableFile:
                         width = self.table.columns()[name].list_size
                         arrays[name] = _checked_array(archive[array_name], array_name, rows, width)
                     self._check_scores(archive)
-            except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            except (*NUMPY_ERRORS, OSError) as error:
                 text = " ".join(str(error).split())[:300]
                 raise ValueError(f"{path} cannot be used: {text}") from None
         return arrays

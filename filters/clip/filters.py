@@ -17,7 +17,7 @@ from clipmill.filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter
 from clipmill.filters.clip.model import ClipFilter, Embeddings, model_config
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
-from clipmill.manifests.arrays import Float32Array, Hashes, Integers, Mask
+from clipmill.manifests.arrays import NUMPY_ERRORS, Float32Array, Hashes, Integers, Mask
 from clipmill.manifests.hashes import text_hashes
 
 # --------------------------------------------------------------------------------------------------
@@ -463,8 +463,11 @@ def _read_tensors(path: Path) -> dict[str, Float32Array]:
     """Named tensors in fp32. A pickle is read without executing what it contains."""
     tensors: Mapping[str, Any]
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name], np.float32) for name in file.files}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: np.asarray(file[name], np.float32) for name in file.files}
+        except NUMPY_ERRORS as error:
+            raise ValueError(f"{path} is not a file of weights: {error}") from None
     if path.suffix == ".safetensors":
         from safetensors.numpy import load_file
 

@@ -13,6 +13,7 @@ from typing import IO
 from clipmill.manifests import disk
 
 BLOCK = 512  # of a tar
+EMPTY = 20 * BLOCK  # bytes of a tar without members; more zeros are a download that never came
 CHUNK = 2**20
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -75,8 +76,13 @@ def index_tar(
     if local is None:
         with local_copy(path) as copy:
             return index_tar(path, copy, links)
+    size = local.stat().st_size
+    links = [] if links is None else links
     with open(local, "rb") as f:
-        return list(_members(f, path, local.stat().st_size, [] if links is None else links))
+        members = list(_members(f, path, size, links))
+    if not members and not links and size > EMPTY:
+        raise ValueError(f"{path} has {size:,} zeros and no member; get the file again")
+    return members
 
 
 def _members(f: IO[bytes], path: str, size: int, links: list[Member]) -> Iterator[Member]:

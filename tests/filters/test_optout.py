@@ -110,6 +110,10 @@ SIGNALS: list[tuple[dict[str, Any], list[str]]] = [
     (of_site("robots.txt", allowed=False, unread="status 403"), ["robots_txt", "unread"]),
     (of_site("tdmrep.json", **{"tdm-reservation": "x"}), ["unread"]),
     (of_site("tdmrep.json", **{"tdm-policy": "p"}), ["tdm-policy"]),
+    # Of a pool that others wrote, in another form
+    ({"site": {"https://x": ["no"]}}, ["unread"]),
+    ({"site": {"https://x": {"robots.txt": "no", "ai.txt": 7}}}, ["unread", "unread"]),
+    (of_site("robots.txt", license=[7, "/l.xml"], usage=None, disallowed=[None]), ["license"]),
 ]  # fmt: skip
 
 

@@ -312,6 +312,24 @@ def test_reading_in_pieces_gives_the_uids_back(
         assert read == sorted(uids(50))
 
 
+def test_whatever_byte_of_a_list_of_uids_is_damaged_it_is_read_or_named(tmp_path: Path) -> None:
+    """The header of a .npy is read as Python, with errors of its own."""
+    path = tmp_path / "x.npy"
+    np.save(path, datacomp_array(uids(4)))
+    data = path.read_bytes()
+    for bit in range(0, 8 * 128, 3):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            assert sum(map(len, read_uid_array(str(path)))) == 4
+        except ValueError as error:
+            assert "x.npy" in str(error)  # noqa: PT017
+    path.write_bytes(data + data)
+    with pytest.raises(ValueError, match=r"x\.npy has more bytes than its header says"):
+        list(read_uid_array(str(path)))
+
+
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
 def test_a_file_that_is_no_array(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.npy").write_bytes(content)

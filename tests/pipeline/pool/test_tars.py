@@ -187,6 +187,7 @@ def test_no_flipped_bit_in_a_header_passes_for_an_end(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is cut off"),
+        (bytes(20_480), "has 20,480 zeros and no member"),  # of a download that never came
         (b"<html>" * 200, "is damaged, or no tar"),
         (bytes(1024) + b"more", "has more data behind its end mark"),
         (member_block("a", b"x" * 100)[:600], "needs 100 bytes"),
