@@ -212,8 +212,8 @@ def guess_texts(d: Decision) -> list[str]:
         guessed = ["value"]
     names = " ".join(map(quoted, dict.fromkeys(guessed)))
     return [
-        f"Nobody says whether more is better here, so arms are higher or lower, not better or "
-        f"worse: --higher-is-better {names} or --lower-is-better {names} says it."
+        f"The direction is a guess here, so arms are higher or lower, not better or worse: "
+        f"--higher-is-better {names} or --lower-is-better {names} says it."
     ]
 
 

@@ -33,8 +33,10 @@ from clipmill.verdict.tables.metric_names import (
     deciding_words,
     is_average,
     is_bare_metric,
+    is_error,
     is_known,
     is_sentence,
+    is_top_k,
     name_facts,
     plain_name,
     task_stem,
@@ -870,6 +872,9 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
         higher, source = bool(stated.pop()), "file"
     elif facts.higher is not None:
         higher, source = facts.higher, "name"
+        beside = {name for key in table.by_key for name in key}
+        if is_top_k(name) and (error := next(filter(is_error, sorted(beside)), "")):
+            source = f"guess: it may be an error, as {error}"
     else:
         higher, source = True, "guess"
     unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)
@@ -1274,10 +1279,14 @@ def _refusals(
     if baseline in bare:
         return [*refusals, f"no verdict: the mean of {baseline} has no spread or number of runs"]
     if all(len(runs) < 2 for runs in values.values()):
+        are_paths = sum("/" in arm for arm in values) > 1
+        pattern = "(?P<arm>…)(?P<seed>…)"
         return [
             *refusals,
             "no verdict: every arm has one run, so the noise between runs is not known; give two "
-            "seeds or more",
+            "seeds or more"
+            + f", or --pattern '{pattern}' where these paths hold arm and seed"
+            * are_paths,
         ]
     if len(values.get(baseline, {})) < 2:
         return [

@@ -255,6 +255,16 @@ def is_known(name: str) -> bool:
     return name in METRICS or direction_of(name, plain_name(name.replace("@", "_at_"))) is not None
 
 
+def is_top_k(name: str) -> bool:
+    """Whether a name says `top 1` of something, and not of what: accuracies, or errors."""
+    return re.fullmatch(r"(\w+_)?top_?\d+", plain_name(name)) is not None
+
+
+def is_error(name: str) -> bool:
+    """Whether a name is that of a share of errors: `err`, `top1_error`, `mCE`."""
+    return re.search(r"(^|_)(errs?|errors?|mce)(_|$)", plain_name(name)) is not None
+
+
 def metric_said(caption: str) -> str:
     """The metric that a caption names; "" where it names none, or several."""
     found = {match["metric"].lower() for match in CAPTION_METRIC.finditer(caption)}

@@ -2029,6 +2029,7 @@ class _Reading:
         )
         split = self._split(names)
         outer = tuple(each for each in names if each not in split.get("seed", ()))
+        folds = tuple(each for each in names if CROSSING.fullmatch(plain_name(each)))
         parts = tuple(name for name in names if self._parts_arms(name))
         crossing = tuple(name for name in names if name not in (*parts, *steps))
         is_inside = bool(of) and all(map(is_tested_on, names))
@@ -2046,6 +2047,10 @@ class _Reading:
             (bool(split), Way("what counts or crosses, and what is tested on", split)),
             ("seed" in split, Way("what counts runs, and what crosses the arms", {
                 "seed": split.get("seed", ()), "block": outer})),
+            (is_other and not split and bool(folds) and len(folds) < len(names),
+             Way("what counts runs, and what crosses the arms", {
+                "seed": (*roles.seed, *folds)} | _beside(roles.task, (
+                    *told.get("block", ()), *(each for each in names if each not in folds))))),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
             (is_inside, Way("averaged inside of each run",
                             {"task": (*roles.task, *names)}, "task")),

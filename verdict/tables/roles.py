@@ -1708,6 +1708,11 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
 
 def _no_values(frame: Frame, roles: Roles) -> str:
     what = "; ".join(f"{name}: {role}" for name, (role, _) in list(roles.given.items())[:40])
+    if alone := [name for name in roles.of("spread") if _is_numeric(name, frame.columns[name])]:
+        return (
+            f"the only numbers are spreads by their names, {', '.join(alone[:SHOWN])}, and the "
+            f"column of their means is missing; --value {quoted(alone[0])} compares them as values"
+        )
     return (
         "there is no column of values, as none holds a number that could be one: name it with "
         "--value "

@@ -419,3 +419,39 @@ def test_the_command_prints_the_verdict_and_writes_the_page(
     assert any(line.startswith("clip30 ") and line.endswith("better") for line in lines)
     assert json.loads(last)["baseline"] == "raw"
     assert "clip30 is better than raw" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # Top-1 of what? Beside errors it may be one.
+        (
+            "model,clean_top1,mCE\nraw,23.9,76.7\nraw,24.1,77.0\nclip,22.0,70.0\nclip,21.8,70.4\n",
+            "higher (guess: it may be an error, as mCE: --lower-is-better if it is wrong",
+        ),
+        ("arm,seed,acc_std\na,0,0.5\na,1,0.6\nb,0,0.6\nb,1,0.5\n", "--value acc_std compares them"),
+        (
+            "model,acc\n/x/raw_a8f3/last.ckpt,0.5\n/x/clip_c013/last.ckpt,0.6\n",
+            "or --pattern '(?P<arm>…)(?P<seed>…)' where these paths hold arm and seed",
+        ),
+        (
+            "method,fold,lr,acc\n"
+            + "".join(
+                f"{arm},{fold},{lr},0.{n}{fold}\n"
+                for n, arm in enumerate(("raw", "clip"), 5)
+                for fold in (1, 2)
+                for lr in (0.1, 0.2)
+            ),
+            "--seed fold --block lr (what counts runs, and what crosses the arms)",
+        ),
+    ],
+    ids=["top-1 beside errors", "spreads alone", "paths", "folds and a setting"],
+)
+def test_what_a_table_does_not_say_is_named_with_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    status = commands.decide([str(tmp_path / "t.csv")])
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    assert status in (0, 2)
