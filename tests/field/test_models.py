@@ -1710,6 +1710,20 @@ def test_a_folder_without_a_model_is_answered_with_what_to_name(
     for folder in (tmp_path / "lora", copied(plain_hf, tmp_path / "both")):
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         assert "model.merge_and_unload()" in said_of(folder)
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):  # the file by itself
+        (tmp_path / name).write_bytes(b"")
+        assert "is an adapter" in said_of(tmp_path / name)
+    lora = {"base_model.model.visual.proj.lora_A.weight": torch.zeros(2, 2)}
+    safetensors.save_file(lora, tmp_path / "step_1.safetensors")
+    assert "is an adapter" in said_of(f"open_clip:ViT-B-32/{tmp_path}/step_1.safetensors")
+    # Values of other kinds in a configuration
+    for number, (part, value) in enumerate(
+        [("text_config", 7), ("projection_dim", [[1]]), ("projection_dim", 2**63)]
+    ):
+        folder = copied(plain_hf, tmp_path / f"damaged-{number}")
+        document = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**document, part: value}))
+        assert str(folder) in said_of(folder)
     # Nicolas-BZRD/EuroBERT#9: the parts of torch's distributed checkpoints
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"")

@@ -284,6 +284,24 @@ def test_paths_are_beside_the_file_and_captions_may_be_lists(captioned, describe
     assert samples == described
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_row_for_each_caption_is_one_image_with_several(captioned, described, as_bytes):
+    folder = Path(captioned.data)
+    files = [described.files[n] for n in (0, 1, 0, 2)]
+    column = [{"bytes": (folder / file).read_bytes()} for file in files] if as_bytes else files
+    texts = ["red", "green", "a red picture", "blue"]
+    pq.write_table(
+        pa.table({"image": column, "caption": texts}), folder / "c.parquet", row_group_size=3
+    )
+    samples = read_captioned(task_of(folder / "c.parquet", "retrieval"))
+    assert samples.captions == ("red", "a red picture", "green", "blue")
+    assert samples.matches == ((0, 0), (0, 1), (1, 2), (2, 3))
+    assert len(samples.images.names) == 3
+    contents = [read() for read in samples.images.readers(0, 3)]
+    assert contents == [(folder / file).read_bytes() for file in described.files[:3]]
+    assert samples.notes[0].startswith("4 rows of ")
+
+
 @pytest.mark.parametrize(
     ("columns", "names", "message"),
     [

@@ -126,6 +126,29 @@ class TableImages:
         return f"{self.files[file]}:{self.names[index]}"
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenImages:
+    """Some images of another source, by their numbers there."""
+
+    images: ImageSource
+    numbers: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See ImageSource."""
+        names = self.images.names
+        return tuple(names[number] for number in self.numbers)
+
+    def readers(self, start: int, stop: int) -> list[Read]:
+        """See ImageSource."""
+        numbers = self.numbers[start:stop]
+        return [self.images.readers(number, number + 1)[0] for number in numbers]
+
+    def path(self, index: int) -> str:
+        """See ImageSource."""
+        return self.images.path(self.numbers[index])
+
+
 @functools.lru_cache(maxsize=2)
 def read_row_group(path: str, group: int, column: str) -> Any:
     """A column of one row group of a Parquet file; lists are laid end to end."""

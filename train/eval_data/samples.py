@@ -6,6 +6,7 @@ import ast
 import csv
 import dataclasses
 import functools
+import hashlib
 import io
 import json
 import logging
@@ -21,14 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk
+from clipmill.manifests.arrays import NUMPY_ERRORS
 from clipmill.manifests.schema import TaskSpec
 from clipmill.train.eval_data.images import (
+    ChosenImages,
     ImageFiles,
     ImageSource,
     TableImages,
     TarImages,
     batch_rows,
     image_suffix,
+    map_images,
     open_parquet,
 )
 
@@ -926,13 +930,39 @@ def read_tables(task: TaskSpec, files: Sequence[str], source: str, needs: str) -
         # Digits are names of classes where the task names none.
         values = _as_labels(values) if task_classes(task) else values
     images = _files(files, tables, image) if as_paths else _bytes(files, image, tuple(names))
+    if needs == "caption":
+        captions = [_texts(value) for value in values]
+        return _one_row_an_image(RawSamples(source=source, images=images, captions=captions))
     return RawSamples(
         source=source,
         images=images,
-        labels=values if needs == "label" else None,
-        captions=[_texts(value) for value in values] if needs == "caption" else None,
+        labels=values,
         groups=joined[group].to_pylist() if group else None,
-        class_names=_class_names(schema, wanted) if needs == "label" else None,
+        class_names=_class_names(schema, wanted),
+    )
+
+
+def _one_row_an_image(raw: RawSamples) -> RawSamples:
+    """Rows of one image and one caption each, of which several may have the same image: that is one
+    image with several captions.
+    """
+    assert raw.captions is not None
+    if any(len(texts) != 1 for texts in raw.captions):
+        return raw
+    keys: Sequence[Any] = raw.images.names
+    if isinstance(raw.images, TableImages):
+        keys = map_images(raw.images, lambda data: hashlib.sha256(data).digest())
+    rows: dict[Any, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    if len(rows) == len(keys):
+        return raw
+    note = f"{len(keys):,} rows of {raw.source} have {len(rows):,} images, with several captions"
+    return dataclasses.replace(
+        raw,
+        images=ChosenImages(raw.images, tuple(of_image[0] for of_image in rows.values())),
+        captions=[[raw.captions[row][0] for row in of_image] for of_image in rows.values()],
+        notes=(*raw.notes, note),
     )
 
 
@@ -1121,7 +1151,7 @@ def _value(parts: dict[str, bytes], column: str, where: str, convert: Callable[[
             array = np.load(io.BytesIO(data), allow_pickle=False)
             return convert(array.reshape(-1)[int(field)].item() if field else array.item())
         return convert(data.decode())
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (*NUMPY_ERRORS, IndexError, TypeError) as error:
         raise ValueError(f"{where}: {column} cannot be read ({error!r})") from error
 
 

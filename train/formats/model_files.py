@@ -47,6 +47,11 @@ from clipmill.train.model.open_clip_model import AnyModel, build_model, without_
 
 LOCAL_DIR = "local-dir:"
 ADAPTER = "adapter_config.json"
+ADAPTED = re.compile(r"(^|[._])(lora|loha|lokr|hada|ia3)_")  # in the names of its weights
+AN_ADAPTER = (
+    "an adapter, as PEFT writes it, which is no model without its base; write the merged one, "
+    "model.merge_and_unload().save_pretrained(FOLDER), and name that"
+)
 # Of params.txt of open_clip's training -> `preprocess_cfg` and `model_cfg`.
 FORCED = {
     "image_mean": "mean", "image_std": "std", "image_interpolation": "interpolation",
@@ -73,6 +78,17 @@ def load_model(source: str) -> AnyModel:
     ValueError for a source that does not exist, a run that has not finished, and a model that
     cannot be computed here.
     """
+    try:
+        return _read_model(source)
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        # A configuration with values of other kinds, which the code of its model has met
+        raise ValueError(
+            f"{source} is no model that can be read: {type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0]:.300}; get its files again"
+        ) from error
+
+
+def _read_model(source: str) -> AnyModel:
     folder = source.removeprefix(LOCAL_DIR)
     if own := _configured_file(source):
         return _load_file(*own)
@@ -80,6 +96,8 @@ def load_model(source: str) -> AnyModel:
         return _from_open_clip_list(source)
     if is_file(source):
         stem = folder.rpartition(".")[0]
+        if folder.rpartition("/")[2].startswith("adapter_"):
+            raise ValueError(f"{folder} is {AN_ADAPTER}")
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
             f"{_with_name(folder)}, with a name of open_clip's, or put its configuration "
@@ -87,10 +105,7 @@ def load_model(source: str) -> AnyModel:
         )
     run = RunLayout(folder)
     if disk.exists(disk.join(folder, ADAPTER)):
-        raise ValueError(
-            f"{folder} has an adapter of PEFT ({ADAPTER}), which is no model without its base; "
-            "write the merged one, model.merge_and_unload().save_pretrained(FOLDER), and name that"
-        )
+        raise ValueError(f"{folder} has {AN_ADAPTER}")
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
         return open_clip_files.load_export(folder)
     if disk.exists(run.run_json):
@@ -344,6 +359,8 @@ def _weights_of_file(
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
     stored = open_clip_files.read_state(path)
+    if any(ADAPTED.search(name) for name in stored):
+        raise ValueError(f"{path} is {AN_ADAPTER}")
     state = open_clip_files.plain_names(stored)
     has_bias = "logit_bias" in state
     try:

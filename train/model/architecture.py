@@ -16,6 +16,8 @@ from typing import Any
 from clipmill.manifests import disk
 from clipmill.manifests.preprocess import PREPROCESS_FIELDS, Preprocess, of_open_clip
 
+LARGEST = 2**20  # of a width, a vocabulary and the like
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Preprocess):
@@ -44,8 +46,11 @@ class ModelConfig(Preprocess):
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            size = getattr(self, name)
+            if not isinstance(size, int) or size > LARGEST:  # a stranger's configuration
+                raise ValueError(f"{name} is {size!r:.80}; it must be a number up to {LARGEST:,}")
+            if size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
         if self.image_size < 1 or self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
