@@ -165,6 +165,9 @@ def instances_of(specs: Iterable[FilterSpec], extra: Iterable[str] = ()) -> dict
     return instances
 
 
+UNKNOWN = "which no filter of the recipe gives"
+
+
 def _check_reads(instances: Mapping[str, Instance]) -> None:
     """ValueError for an instance that reads itself or one that stands behind it."""
     before: set[str] = set()
@@ -212,15 +215,29 @@ def check_filters(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> N
     instances = instances_of(specs, extra)
     for name, instance in instances.items():
         instance.filter.check()
-        for read in instance.filter.reads:
-            is_known = read in instances or _owner(instances, read) is not None
-            if not is_known and read not in (*SIDECAR.names, *extra):
-                logger.warning(
-                    "filter %s reads %s, which no filter of the recipe gives: "
-                    "the pool must have it",
-                    name,
-                    read,
-                )
+        for read in _unknown_reads(instances, instance, extra):
+            logger.warning("filter %s reads %s, %s: the pool must have it", name, read, UNKNOWN)
+
+
+def check_reads(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> None:
+    """ValueError for a filter that reads what neither these filters give nor the sidecars have."""
+    instances = instances_of(specs, extra)
+    for name, instance in instances.items():
+        for read in _unknown_reads(instances, instance, extra):
+            raise ValueError(
+                f"filter {name} reads {read}, {UNKNOWN}, and the pool has no columns of others; "
+                f"put the filter that gives it before {name}"
+            )
+
+
+def _unknown_reads(
+    instances: Mapping[str, Instance], instance: Instance, extra: Collection[str]
+) -> list[str]:
+    return [
+        read for read in instance.filter.reads
+        if read not in instances and _owner(instances, read) is None
+        and read not in (*SIDECAR.names, *extra)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

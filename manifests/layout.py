@@ -172,6 +172,11 @@ class PoolLayout:
         return disk.join(self.root, "pool.json")
 
     @property
+    def purge_json(self) -> str:
+        """There while rows are being purged, and after a purge that was killed."""
+        return disk.join(self.root, "purge.json")
+
+    @property
     def recipe_json(self) -> str:
         return disk.join(self.root, "recipe.json")
 

@@ -42,7 +42,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.arrays import Bytes, Mask
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.folder_lock import locked_folder
-from clipmill.manifests.layout import shard_name, uids_checksum
+from clipmill.manifests.layout import PoolLayout, shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import SOURCES, Recipe
@@ -541,6 +541,7 @@ def export_view(pool: str, view: str, to: str, uid_column: str = UID) -> Export:
     target = target_of(to, pool)
     if uid_column != UID and target.kind != "npy":
         raise ValueError(f"--uid-column belongs to a .npy, not to {to}")
+    _refuse_purge(pool)
     rows = KeptRows(pool, view)
     if uid_column not in rows.sidecar_schema.names:
         names = rows.sidecar_schema.names
@@ -549,7 +550,20 @@ def export_view(pool: str, view: str, to: str, uid_column: str = UID) -> Export:
         )
     with _only_writer(target):
         _check_free(target)
-        return _write(rows, target, to, uid_column)
+        try:
+            return _write(rows, target, to, uid_column)
+        except (ValueError, FileNotFoundError):  # a file that was replaced meanwhile
+            _refuse_purge(pool)
+            rows.check_unchanged()
+            raise
+
+
+def _refuse_purge(pool: str) -> None:
+    if disk.exists(PoolLayout(pool).purge_json):
+        raise ValueError(
+            f"rows of {pool} are being purged; export when `clipmill audit purge` has ended, and "
+            "run that again if it was killed"
+        )
 
 
 def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:

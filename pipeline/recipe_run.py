@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clipmill.filters import make, specs_of_recipe
+from clipmill.filters import check_reads, make, specs_of_recipe
 from clipmill.manifests import disk, reader
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
@@ -75,6 +75,8 @@ def build(
     check_recipe(recipe, until, retry)
     if STAGES.index(until) >= STAGES.index("score"):
         scored = {name.partition("@")[0] for name in score_set_names(pool)}
+        if not scored:  # nothing else can give a column before the filters run
+            check_reads(specs_of_recipe(recipe), recipe.sidecar_extra.keys())
         for spec in specs_of_recipe(recipe):
             if spec.name not in scored:  # else the stage says whether it needs the weights again
                 make(spec).check_reach()

@@ -106,7 +106,8 @@ def read_groups(
         raise ValueError(f"the arms of {folder} are models, and nothing says what they saw")
     if not sources:
         raise ValueError(
-            f"{folder} is no ablation of mixtures; `clipmill why plan` writes one of groups"
+            f"{folder} is no ablation of mixtures: name groups of pairs with --groups POOL/VIEW "
+            "POOL/VIEW, or let `clipmill why plan` write an ablation of groups"
         )
     groups = []
     for name in sources:

@@ -663,7 +663,7 @@ def purge_rows(
     earlier purge.
     """
     pool, commits = out.pool, _commits(out.layout, used_by)
-    path = _journal(out.layout)
+    path = out.layout.purge_json
     if not dry_run and disk.exists(path):
         remove_uncommitted(out.layout)  # what the killed purge had replaced and not removed
         _finish(out, commits, read_document(path, Journal), None)
@@ -755,7 +755,7 @@ def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows
     record = journal.record  # ended again after a kill, it has the same name
     name = f"{record.at.replace(':', '')}-{disk.content_hash(record.uids)}.json"
     out.write_json(disk.join(pool, PURGES, name), record, sealed=True)
-    out.remove(_journal(layout))
+    out.remove(layout.purge_json)
     return replaced
 
 
@@ -832,10 +832,6 @@ def _old(layout: PoolLayout) -> tuple[str, ...]:
         if not document.frozen and dependent & set(document.scores.values()):
             views.append(view)
     return (*sorted(dependent), *views)
-
-
-def _journal(layout: PoolLayout) -> str:
-    return disk.join(layout.root, "purge.json")
 
 
 def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) -> Journal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,15 +70,17 @@ def reindex(out: PoolWriter) -> Commits:
 # needs another command (scores, views, pairs) is named.
 
 
+FAILED = re.compile(r"^\d+: (not|could not be) fetched again: ")
 PASSES = 4  # a record, the sidecar that it hides, the columns that this hides, and one more
 LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What was done, and the lines of `verify` afterwards."""
+    """What was done, what could not be done, and the lines of `verify` afterwards."""
 
     done: tuple[str, ...]
+    failed: tuple[str, ...]
     left: tuple[str, ...]
 
 
@@ -103,7 +106,11 @@ def repair_pool(out: PoolWriter, *, engine: Engine = "inline") -> Repair:
     if not done:  # a repair that was killed at its end has left files, and no damage
         out.check()
         remove_uncommitted_of(out.layout, [damage for damage in damages if not damage.is_stale])
-    return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
+    return Repair(
+        done=tuple(line for line in done if not FAILED.search(line)),
+        failed=tuple(line for line in done if FAILED.search(line)),
+        left=tuple(damage.line for damage in damages),
+    )
 
 
 def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]:
@@ -126,6 +133,7 @@ def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]
 def repair_lines(result: Repair) -> list[str]:
     """What was done and what is left, for a terminal."""
     lines = [f"mended  {line}" for line in result.done]
+    lines += [f"failed  {line}" for line in result.failed]
     lines += [f"left    {line}" for line in result.left]
     return lines or ["nothing is damaged"]
 

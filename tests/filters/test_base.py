@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clipmill.filters import FILTERS, check_filters, make, specs_of_recipe
+from clipmill.filters import FILTERS, check_filters, check_reads, make, specs_of_recipe
 from clipmill.filters.base import options_of, set_id
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
@@ -69,6 +69,14 @@ def test_ids_of_pools_that_were_scored_before_stay(
 def recipe(*specs: FilterSpec, user_agent: str | None = None) -> Recipe:
     source = Source(kind="files", paths=("x.csv",))
     return Recipe(name="r", source=source, fetch=Fetch(user_agent=user_agent), filters=specs)
+
+
+def test_a_column_that_no_filter_gives_is_refused_where_the_pool_can_have_no_other() -> None:
+    duplicate = spec("duplicate", on="perceptual", column="phash")
+    with pytest.raises(ValueError, match="filter duplicate reads phash, which no fi"):
+        check_reads([duplicate])
+    check_reads([duplicate], extra=["phash"])
+    check_reads([spec("picture"), duplicate])
 
 
 def test_what_a_recipe_decides_reaches_its_filters() -> None:

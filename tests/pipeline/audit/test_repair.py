@@ -148,8 +148,9 @@ def test_a_shard_that_no_report_names_is_not_called_fetched(
 
     monkeypatch.setattr(repair, "execute", none_done)
     lines = repair_lines(repair_pool(PoolWriter(str(pool))))
-    assert "mended  00000: could not be fetched again: no space" in lines
-    assert "mended  00001: could not be fetched again: the log has the reason" in lines
+    assert "failed  00000: could not be fetched again: no space" in lines
+    assert "failed  00001: could not be fetched again: the log has the reason" in lines
+    assert not any(line.startswith("mended") for line in lines)
 
 
 def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:

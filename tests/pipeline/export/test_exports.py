@@ -324,6 +324,24 @@ def test_a_view_whose_rows_were_all_purged(pool: str, tmp_path: Path) -> None:
         KeptRows(pool, "wide")
 
 
+def test_an_export_names_a_purge_that_is_going_on(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Path(PoolLayout(pool).purge_json)
+    journal.write_text("{}")
+    with pytest.raises(ValueError, match="are being purged; export when `clipmill audit purge`"):
+        export_view(pool, "wide", str(tmp_path / "wide"))
+    journal.unlink()
+
+    def began_meanwhile(*_: object) -> None:
+        journal.write_text("{}")
+        raise FileNotFoundError(2, "No such file or directory", "shards/00000.tar")
+
+    monkeypatch.setattr(export, "_write", began_meanwhile)
+    with pytest.raises(ValueError, match="are being purged"):
+        export_view(pool, "wide", str(tmp_path / "wide"))
+
+
 @pytest.mark.parametrize(("group_rows", "group_bytes"), [(7, 2**26), (20_000, 1)])
 def test_parquet_in_small_row_groups(
     pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int, group_bytes: int
