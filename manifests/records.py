@@ -49,11 +49,26 @@ class ShardTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRule:
+    """A rule of a view, as its document has it. Exactly one of `where`, `sample` and `random_like`
+    is set.
+    """
+
+    like: str | None = field(default=None, metadata=disk.OPTIONAL)  # hash of that view's rules
+    name: str  # "basic.words" if it came from view `basic`
+    random_like: str | None = field(default=None, metadata=disk.OPTIONAL)  # a view
+    sample: float | None = field(default=None, metadata=disk.OPTIONAL)  # share of the stored rows
+    seed: int | None = field(default=None, metadata=disk.OPTIONAL)  # None of a `where`
+    # SQL, or words about rows that a program selected
+    where: str | None = field(default=None, metadata=disk.OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewDocument:
     """views/NAME.json: what a view was made from and what it keeps."""
 
     name: str
-    rules: tuple[dict[str, Any], ...]  # {"name", "where"} and the like, other views' rules in place
+    rules: tuple[ViewRule, ...]  # other views' rules in place
     thresholds: dict[str, Threshold]  # by the call as the rule spells it
     funnel: tuple[tuple[str, int], ...]  # (step, rows that are left after it)
     kept: int

@@ -414,7 +414,7 @@ def dataset_card(rows: KeptRows, target: Target, name: str, recipe: Recipe | Non
         *_table("rows left", ("step", "rows", "share"), funnel),
     ]
     if document.rules:
-        rules = [(rule["name"], f"`{_cell(rule_text(rule))}`") for rule in document.rules]
+        rules = [(rule.name, f"`{_cell(rule_text(rule))}`") for rule in document.rules]
         lines += _table("Rules, in order", ("rule", "a row is kept where"), rules)
     if document.thresholds:
         thresholds = [

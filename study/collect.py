@@ -10,7 +10,7 @@ from typing import Any
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import deciding_metric
-from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.records import RunRecord, ViewRule, read_document
 from clipmill.manifests.schema import Ablation, Blend, TaskSpec
 from clipmill.study import data, history
 from clipmill.study.arms import (
@@ -432,12 +432,9 @@ def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
     }
 
 
-def _rule(rule: Mapping[str, Any]) -> Any:
+def _rule(rule: ViewRule) -> object:
     """A rule as a recipe spells it."""
-    filled = {key: value for key, value in rule.items() if value is not None}
-    if set(filled) - {"seed"} == {"name", "where"}:
-        return {str(filled["name"]): filled["where"]}
-    return filled
+    return disk.to_plain(rule) if rule.where is None else {rule.name: rule.where}
 
 
 def _yaml(value: Any) -> str:

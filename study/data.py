@@ -628,7 +628,7 @@ def examples(views: Sequence[ArmView], baseline: str) -> tuple[Examples, ...]:
     done = set()
     for view in views:
         key = view.pool, view.view
-        random = any(rule.get("random_like") for rule in view.document.rules)
+        random = any(rule.random_like for rule in view.document.rules)
         if view.arm == baseline or key in done or not view.document.rules or random:
             continue
         done.add(key)

@@ -120,7 +120,7 @@ def read_groups(
         if not disk.exists(path):
             raise ValueError(f"group {name} has no view ({path} is missing)")
         document = read_document(path, ViewDocument)
-        rule = " AND ".join(str(rule.get("where", rule["name"])) for rule in document.rules)
+        rule = " AND ".join(rule.where or rule.name for rule in document.rules)
         group = PairGroup(name=name, folder=of_pool, view=view, rule=rule, rows=document.kept)
         groups.append(group)
     return tuple(groups)

@@ -20,7 +20,7 @@ from clipmill.filters.optout import refuses
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Mask
 from clipmill.manifests.columns import PAIRS, with_extra
-from clipmill.manifests.records import Threshold
+from clipmill.manifests.records import Threshold, ViewRule
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
 
 # --------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class LockedView:
 
     kept: int
     rows_sha256: str  # see `hash_flagged`
-    rules: tuple[dict[str, Any], ...]
+    rules: tuple[ViewRule, ...]
     thresholds: dict[str, Threshold]
 
 

@@ -520,7 +520,7 @@ def view_thresholds(view: PoolView, columns: Collection[str]) -> list[tuple[str,
         resolved["".join(call.split()).lower()] = float(threshold.value)
     limits: dict[tuple[str, float], None] = {}
     for rule in view.document.rules:
-        match = COMPARISON.fullmatch(rule.get("where") or "")
+        match = COMPARISON.fullmatch(rule.where or "")
         if match is None or match[1] not in columns:
             continue
         text = "".join(match[2].split()).lower()

@@ -40,6 +40,7 @@ from clipmill.manifests.pool import OpenView, Pool
 from clipmill.manifests.records import (
     ScoreSetDocument,
     ViewDocument,
+    ViewRule,
     ViewRulesDocument,
     read_document,
 )
@@ -72,7 +73,6 @@ from clipmill.pipeline.views.rules import (
     columns_of,
     is_selected,
     rule_text,
-    rules_hash,
     rules_of,
     selected_rules,
 )
@@ -454,7 +454,7 @@ logger = logging.getLogger(__name__)
 class Inputs:
     """What a view is made from. A view with equal inputs is not made again."""
 
-    rules: tuple[dict[str, Any], ...]
+    rules: tuple[ViewRule, ...]
     scores: dict[str, str]  # filter -> NAME@ID
     fingerprint: str
     frozen: bool | None = None
@@ -539,7 +539,7 @@ def choose_views(
 
 
 def _inputs_of_made(
-    pool_sets: PoolSets, scored: ScoredColumns, name: str, rules: tuple[dict[str, Any], ...]
+    pool_sets: PoolSets, scored: ScoredColumns, name: str, rules: tuple[ViewRule, ...]
 ) -> Inputs | None:
     """What a view is made from that is there already; None where its rules are to be parsed.
 
@@ -547,9 +547,9 @@ def _inputs_of_made(
     of the score sets of before, and these are still the current ones, nothing else has changed.
     """
     document = read_view(pool_sets.pool, name)
-    if document is None or document.rules != rules or any("random_like" in rule for rule in rules):
+    if document is None or document.rules != rules or any(rule.random_like for rule in rules):
         return None
-    owners = scored.owners_named(" ".join(rule.get("where", "") for rule in rules))
+    owners = scored.owners_named(" ".join(rule.where or "" for rule in rules))
     if owners != document.scores.keys() or not owners <= scored.instances.keys():
         return None
     current = {owner: pool_sets.current(owner) for owner in document.scores}
@@ -579,10 +579,9 @@ def random_like(
         name = random_view_name(view, seed)
         rule = Rule(name="random", random_like=view, seed=seed or 0)
         views.append(View(name=name, rules=(rule,)))
-        plain = {"name": "random", "random_like": view, "seed": seed or 0}
-        rules = ({**plain, "like": rules_hash(model.rules)},)
+        like = disk.content_hash(model.rules)
         inputs[name] = Inputs(
-            rules=rules,
+            rules=(ViewRule(name="random", random_like=view, seed=seed or 0, like=like),),
             scores=model.scores,
             fingerprint=commits.fingerprint,
             frozen=model.frozen,
@@ -620,15 +619,15 @@ def parts_of_views(
     inputs: dict[str, Inputs] = {}
     parts: dict[str, tuple[ViewDocument, int]] = {}  # name -> of which view, the seed of the hash
     for view, whole in wholes.items():
-        if any(rule["name"] == PART for rule in whole.rules):
+        if any(rule.name == PART for rule in whole.rules):
             raise ValueError(f"view {view!r} is a part itself; make one of the view that it is of")
         for seed in seeds:
             name = part_view_name(view, share, seed)
             check_view_name(name)
             parts[name] = whole, PART_SEED + seed
-            rules = (*whole.rules, {"name": PART, "sample": share, "seed": PART_SEED + seed})
+            rule = ViewRule(name=PART, sample=share, seed=PART_SEED + seed)
             inputs[name] = Inputs(
-                rules=rules,
+                rules=(*whole.rules, rule),
                 scores=whole.scores,
                 fingerprint=commits.fingerprint,
                 frozen=whole.frozen,
@@ -776,7 +775,7 @@ def differing_views(recipe: Recipe, pool: str) -> dict[str, str]:
         if document is None:
             continue
         rules = rules_of(recipe.views, view.name)
-        if disk.to_plain(rules) != disk.to_plain(document.rules):
+        if rules != document.rules:
             differing[view.name] = "; ".join(_rule_changes(rules, document.rules))
     return differing
 
@@ -978,10 +977,10 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
     )
 
 
-def _rule_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[str]:
+def _rule_changes(before: Sequence[ViewRule], after: Sequence[ViewRule]) -> list[str]:
     """The rules that differ, each with what it was and what it is."""
-    old = {rule["name"]: rule_text(rule) for rule in before}
-    new = {rule["name"]: rule_text(rule) for rule in after}
+    old = {rule.name: rule_text(rule) for rule in before}
+    new = {rule.name: rule_text(rule) for rule in after}
     changes = []
     for name in {**old, **new}:
         if name not in new:

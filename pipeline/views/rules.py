@@ -22,6 +22,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
+from clipmill.manifests.records import ViewRule
 from clipmill.manifests.schema import View
 from clipmill.pipeline.database import connect
 
@@ -187,54 +188,53 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def rules_of(views: Sequence[View], name: str) -> tuple[dict[str, Any], ...]:
-    """The steps as plain values for NAME.json. Equal values decide equally, and the other way
-    round."""
+def rules_of(views: Sequence[View], name: str) -> tuple[ViewRule, ...]:
+    """The steps as NAME.json has them. Equal rules decide equally, and the other way round."""
 
     @functools.cache
-    def rules_by_name(view: str) -> tuple[dict[str, Any], ...]:
+    def rules_by_name(view: str) -> tuple[ViewRule, ...]:
         rules = []
         for step in steps_of(views, view):
-            rule: dict[str, Any] = {"name": step.name}
-            if step.where is not None:
-                rule["where"] = step.where
-            elif step.sample is not None:
-                rule |= {"sample": step.sample, "seed": step.seed}
-            else:
-                assert step.random_like is not None
-                like = rules_hash(rules_by_name(step.random_like))
-                rule |= {"random_like": step.random_like, "seed": step.seed, "like": like}
+            like = step.random_like
+            rule = ViewRule(
+                name=step.name,
+                where=step.where,
+                sample=step.sample,
+                random_like=like,
+                seed=step.seed if step.where is None else None,
+                like=None if like is None else disk.content_hash(rules_by_name(like)),
+            )
             rules.append(rule)
         return tuple(rules)
 
     return rules_by_name(name)
 
 
-def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
-    """Hash of what `rules_of` gave: it stands for a view in the rules of a random view of its
-    size."""
-    return disk.content_hash(rules)
-
-
-def step_of(rule: Mapping[str, Any]) -> Step:
+def step_of(rule: ViewRule) -> Step:
     """The step of a rule of NAME.json."""
-    return Step(**{key: value for key, value in rule.items() if key != "like"})
+    return Step(
+        name=rule.name,
+        where=rule.where,
+        random_like=rule.random_like,
+        sample=rule.sample,
+        seed=rule.seed or 0,
+    )
 
 
-def rule_text(rule: Mapping[str, Any]) -> str:
+def rule_text(rule: ViewRule) -> str:
     """A rule of NAME.json as a person reads it."""
     return step_of(rule).text()
 
 
-def selected_rules(where: str) -> tuple[dict[str, Any], ...]:
-    """The plain rules of a view whose rows a program selected: `where` says in words which."""
+def selected_rules(where: str) -> tuple[ViewRule, ...]:
+    """The rules of a view whose rows a program selected: `where` says in words which."""
     assert where.startswith(SELECTED_WORD), where
-    return ({"name": SELECTED, "where": where},)
+    return (ViewRule(name=SELECTED, where=where),)
 
 
-def is_selected(rules: Sequence[dict[str, Any]]) -> bool:
+def is_selected(rules: Sequence[ViewRule]) -> bool:
     """Whether `selected_rules` gave these rules. No SQL expression begins with the word `in`."""
-    return len(rules) == 1 and str(rules[0].get("where", "")).startswith(SELECTED_WORD)
+    return len(rules) == 1 and (rules[0].where or "").startswith(SELECTED_WORD)
 
 
 def _steps_of_view(

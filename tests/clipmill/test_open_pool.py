@@ -17,6 +17,7 @@ import pytest
 import clipmill
 from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.records import ViewRule
 from clipmill.pipeline.audit.explain import explain_row
 from clipmill.pipeline.export import KeptRows
 from tests.support.exported import exported_pool, kept_samples
@@ -60,7 +61,7 @@ def test_its_text_says_what_is_there(pool: clipmill.Pool, folder: str) -> None:
         f"Pool({folder!r}): 48 rows, 40 stored\nviews: wide ({kept})\nscore sets: {name}"
     )
     assert pool.fingerprint == read_commits(folder).fingerprint
-    assert pool.views["wide"].rules == ({"name": "wide", "where": "original_width >= 200"},)
+    assert pool.views["wide"].rules == (ViewRule(name="wide", where="original_width >= 200"),)
 
 
 def test_columns_have_a_name_a_type_a_meaning_and_a_source(pool: clipmill.Pool) -> None:

@@ -70,7 +70,7 @@ def test_groups_are_planned_run_and_explained(
     half = read_document(PoolLayout(folder).view_json("half"), ViewDocument)
     assert sum(document.kept for document in documents) == whole.kept
     assert sum(document.kept for document in documents[3:]) == half.kept, "a border moved there"
-    assert "original_width" in str(documents[0].rules[0]["where"])
+    assert "original_width" in str(documents[0].rules[0].where)
     # The same again leaves everything as it is; a manifest that was edited is not overwritten.
     before = (to / "why.yaml").read_bytes()
     assert commands.why(["plan", *words, "--mixtures", "12", "--samples-seen", "32"]) == 0

@@ -624,5 +624,5 @@ def test_a_histogram_of_few_bins_finds_the_last_draw(
 def test_steps_of_a_stored_view_are_read_as_they_were() -> None:
     views = chain(2, "view")
     plain = rules.rules_of(views, "v2")
-    assert [each["name"] for each in plain] == ["r0.r0.w", "r0.r1.w", "r1.r0.w", "r1.r1.w"]
+    assert [each.name for each in plain] == ["r0.r0.w", "r0.r1.w", "r1.r0.w", "r1.r1.w"]
     assert rules.step_of(plain[0]) == Step(name="r0.r0.w", where="number > 0")

@@ -20,6 +20,7 @@ from clipmill.manifests.records import (
     ShardTable,
     Threshold,
     ViewDocument,
+    ViewRule,
     read_document,
 )
 from clipmill.study.data import KEPT, ArmView, PoolColumns
@@ -324,7 +325,7 @@ def complete_pool(pool: str, view: str = "half") -> None:
     threshold = Threshold(value=0.25, asked=0.5, share=0.5, kept=rows // 2, rows=rows)
     document = dataclasses.replace(
         document,
-        rules=({"name": "clip", "where": "clip_score >= top(clip_score, 0.5)", "view": None},),
+        rules=(ViewRule(name="clip", where="clip_score >= top(clip_score, 0.5)"),),
         thresholds={"top(clip_score, 0.5)": threshold},
         funnel=(("attempted", rows), ("stored", rows), ("clip", document.kept)),
         scores={"clip_score": "clip_score@ab"},

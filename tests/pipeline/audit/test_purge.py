@@ -22,7 +22,13 @@ from clipmill.manifests.commits import (
     update_index,
 )
 from clipmill.manifests.layout import PoolLayout
-from clipmill.manifests.records import ScoreSetDocument, ShardTable, ViewDocument, read_document
+from clipmill.manifests.records import (
+    ScoreSetDocument,
+    ShardTable,
+    ViewDocument,
+    ViewRule,
+    read_document,
+)
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline import recipe_run
 from clipmill.pipeline.audit import purge as purge_module
@@ -217,7 +223,7 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
 def test_a_funnel_without_the_purged_rows() -> None:
     document = ViewDocument(
         name="v",
-        rules=({"name": "a"}, {"name": "b"}),
+        rules=(ViewRule(name="a"), ViewRule(name="b")),
         thresholds={},
         funnel=(("attempted", 10), ("stored", 9), ("a", 6), ("b", 4)),
         kept=4,

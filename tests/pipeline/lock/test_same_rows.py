@@ -76,7 +76,7 @@ def test_two_labs_have_the_same_rows_and_the_same_hash(
     document = read_document(PoolLayout(first).view_json("both"), ViewDocument)
     assert document.rows_sha256 == long.rows_sha256
     ids = " and ".join(sorted([LockFile(a).id, LockFile(b).id]))
-    assert document.rules[0]["where"] == f"in locks {ids}, kept by view long"
+    assert document.rules[0].where == f"in locks {ids}, kept by view long"
 
 
 def test_a_row_with_other_bytes_is_not_the_same(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from clipmill.manifests.layout import PoolLayout
-from clipmill.manifests.records import ViewDocument, ViewRulesDocument, read_document
+from clipmill.manifests.records import ViewDocument, ViewRule, ViewRulesDocument, read_document
 from clipmill.manifests.schema import Rule
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.views.choose import rule_outcomes, with_derived
@@ -67,8 +67,8 @@ def test_a_random_view_is_drawn_again_only_from_the_whole_pool(made: Made) -> No
 def test_missing_values_and_rules_that_cannot_be_evaluated(made: Made) -> None:
     table, document, _ = made
     rules = (
-        {"name": "lang", "where": "page_lang = 'en'"},
-        {"name": "gone", "where": "no_such_column > 3"},
+        ViewRule(name="lang", where="page_lang = 'en'"),
+        ViewRule(name="gone", where="no_such_column > 3"),
     )
     lang, gone = rule_outcomes(table, dataclasses.replace(document, rules=rules))
     assert lang.missing is not None
@@ -84,9 +84,9 @@ def test_rows_keep_their_order_beside_long_lists(made: Made) -> None:
     table = pa.table({"status": ["success"] * len(numbers), "number": numbers, "text": texts})
     listed = ", ".join(f"'t{number}'" for number in range(500))
     rules = (
-        {"name": "list", "where": f"text IN ({listed})"},
-        {"name": "both", "where": f"text NOT IN ({listed}) AND number % 7 = 0"},
-        {"name": "fails", "where": "CAST(text AS INTEGER) > 3"},
+        ViewRule(name="list", where=f"text IN ({listed})"),
+        ViewRule(name="both", where=f"text NOT IN ({listed}) AND number % 7 = 0"),
+        ViewRule(name="fails", where="CAST(text AS INTEGER) > 3"),
     )
     in_list, both, fails = rule_outcomes(table, dataclasses.replace(made[1], rules=rules))
     assert in_list.rejected is not None

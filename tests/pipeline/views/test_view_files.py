@@ -17,7 +17,7 @@ from clipmill.manifests.columns import VIEW
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
-from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.records import ViewDocument, ViewRule, read_document
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, View
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.pool.lease import PoolWriter
@@ -79,8 +79,8 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
     assert made["bright"].scores == made["alike"].scores == {"picture": set_name(FILTERS[1])}
     assert made["bright"].thresholds["top(brightness, 0.25)"].rows == 24
     assert made["bright"].kept == made["alike"].kept == 6
-    assert made["long"].rules[0] == {"name": "words", "where": "caption_words > 3"}
-    assert made["half"].rules[0] == {"name": "half", "sample": 0.5, "seed": 3}
+    assert made["long"].rules[0] == ViewRule(name="words", where="caption_words > 3")
+    assert made["half"].rules[0] == ViewRule(name="half", sample=0.5, seed=3)
     assert 0 < made["half"].funnel[2][1] < 24
     expected: list[str | None] = []
     for i in range(30):
