@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from clipmill.manifests import disk, identity
 from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import read_document
 from clipmill.manifests.schema import Pair, Recipe
 from clipmill.pipeline.crawl.parts import UidsDigest
 from clipmill.pipeline.executor.tickets import Ticket, Tickets
@@ -85,30 +86,36 @@ SHARDS = pa.schema(
         ("row_group", pa.int64()),  # in that file
     ]
 )
-PLAN_KEYS = {"version", "pairs", "recipe", "groups", "round", "shards", "rows", "files"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDocument:
+    """plan.json of a round: what it was made of, and where its rows lie."""
+
+    version: int
+    form: int  # of the files
+    pairs: str  # their hash, or the id of the lock
+    recipe_hash: str
+    recipe: dict[str, Any]  # see `identity.recipe_identity`
+    groups: int | None  # host groups; None where each shard is one
+    round: int
+    # The first and the end of the parts whose pairs it has; None of retries and of a lock
+    parts: tuple[int, int] | None = field(default=None, metadata=disk.OPTIONAL)
+    lock: str | None = field(default=None, metadata=disk.OPTIONAL)  # id of the lock it was made of
+    first_shard: int
+    shards: int
+    rows: int
+    files: tuple[int, ...]  # the first shard of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round of a plan: round 0, one of retries, or one of the pairs of files that came later.
-    `metadata` is its plan.json."""
+    """One round of a plan: round 0, one of retries, or one of pairs of files that came later."""
 
     number: int
     path: str  # its folder
     first_shard: int
-    metadata: dict[str, Any]
-
-    @property
-    def shards(self) -> int:
-        """How many shards it has."""
-        return int(self.metadata["shards"])
-
-    @property
-    def parts(self) -> tuple[int, int] | None:
-        """The first and the end of the parts whose pairs it has; None of a round of retries, and
-        where it has those of all parts that there were."""
-        parts = self.metadata.get("parts")
-        return None if parts is None else (int(parts[0]), int(parts[1]))
+    document: PlanDocument
 
     def file(self, number: int) -> str:
         """One of the files that hold its rows."""
@@ -137,24 +144,21 @@ def read_rounds(pool: str) -> list[Round]:
     first = 0
     while disk.exists(plan_json(path := layout.plan_round(len(rounds)))):
         number = len(rounds)
-        metadata = _read_plan_json(layout, plan_json(path), number)
-        rounds.append(Round(number=number, path=path, first_shard=first, metadata=metadata))
-        first += rounds[-1].shards
+        document = _read_plan_json(layout, plan_json(path), number)
+        rounds.append(Round(number=number, path=path, first_shard=first, document=document))
+        first += document.shards
     if not rounds:
         raise ValueError(f"{pool} has no plan; run clipmill build on its recipe first")
     return rounds
 
 
-def _read_plan_json(layout: PoolLayout, path: str, number: int) -> dict[str, Any]:
+def _read_plan_json(layout: PoolLayout, path: str, number: int) -> PlanDocument:
     """plan.json of a round. ValueError, with the remedy, where it is none."""
     try:
-        document: dict[str, Any] = disk.from_plain(dict[str, Any], disk.read_json(path))
+        return read_document(path, PlanDocument)
     except ValueError as error:
         reason = str(error).removeprefix(f"{path} ")
         raise _damaged_plan(layout, path, number, reason) from None
-    if lacking := PLAN_KEYS - document.keys():
-        raise _damaged_plan(layout, path, number, f"it lacks {', '.join(sorted(lacking))}")
-    return document
 
 
 def _damaged_plan(layout: PoolLayout, path: str, number: int, problem: str) -> ValueError:
@@ -254,8 +258,8 @@ def _shards_of_round(layout: PoolLayout, each: Round) -> pa.Table:
         reason = str(error).removeprefix(f"{path} ")
         raise _damaged_plan(layout, path, each.number, reason) from None
     nulls = sum(column.null_count for column in table.columns)
-    if nulls or len(table) != each.shards:
-        problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {each.shards}"
+    if nulls or len(table) != (planned := each.document.shards):
+        problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {planned}"
         raise _damaged_plan(layout, path, each.number, problem)
     return table
 
@@ -269,14 +273,13 @@ def read_shard_table(pool: str, shard: int, rounds: Sequence[Round] | None = Non
     `rounds` are those of the pool, where they were read already.
     """
     rounds = rounds or read_rounds(pool)
-    total = rounds[-1].first_shard + rounds[-1].shards
+    total = rounds[-1].first_shard + rounds[-1].document.shards
     if not 0 <= shard < total:
         raise ValueError(f"{pool} has no shard {shard}; its plan has {total}, numbered from 0")
     each = rounds[bisect_right([round_.first_shard for round_ in rounds], shard) - 1]
     number = shard - each.first_shard
-    first_shards: list[int] = each.metadata["files"]
-    file = bisect_right(first_shards, number) - 1
-    return read_row_group(each.file(file), number - first_shards[file])
+    file = bisect_right(each.document.files, number) - 1
+    return read_row_group(each.file(file), number - each.document.files[file])
 
 
 def read_row_group(path: str, number: int, columns: list[str] | None = None) -> pa.Table:
@@ -331,37 +334,34 @@ def pairs_hash(parts: pa.Table) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_unchanged(
-    planned: dict[str, Any], asked: dict[str, Any], recipe: Recipe, pool: str
-) -> None:
+def check_unchanged(planned: PlanDocument, asked: PlanDocument, recipe: Recipe, pool: str) -> None:
     """ValueError that names what differs between the plan that is there and the one asked for."""
     remedy = f"give the old value back, or build into another folder than {pool}"
-    changes = identity.recipe_changes(planned["recipe"], recipe)
+    changes = identity.recipe_changes(planned.recipe, recipe)
     if changes:
         raise ValueError(
             f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"
         )
-    if planned["pairs"] != asked["pairs"]:
+    if planned.pairs != asked.pairs:
         raise ValueError(
             f"the pairs in {pool}/pairs are not those that this pool was planned from "
-            f"(now {asked['pairs']}, then {planned['pairs']}): {remedy}"
+            f"(now {asked.pairs}, then {planned.pairs}): {remedy}"
         )
-    if planned["version"] != asked["version"]:
+    if planned.version != asked.version:
         raise ValueError(
-            f"{pool} was planned by plan version {planned['version']}, this is version "
-            f"{asked['version']}: build into another folder"
+            f"{pool} was planned by plan version {planned.version}, this is version "
+            f"{asked.version}: build into another folder"
         )
 
 
 def group_count(pool: str) -> int | None:
     """How many host groups the plan of a pool has; None where each shard is a group of its own."""
-    groups: int | None = read_rounds(pool)[0].metadata["groups"]
-    return groups
+    return read_rounds(pool)[0].document.groups
 
 
 def lock_of_plan(pool: str) -> tuple[str, dict[str, Any]] | None:
     """(id of the lock that a plan was made of, the identity of its recipe); None without a lock."""
     if not is_planned(pool):
         return None
-    metadata = read_rounds(pool)[0].metadata
-    return (metadata["lock"], metadata["recipe"]) if "lock" in metadata else None
+    document = read_rounds(pool)[0].document
+    return None if document.lock is None else (document.lock, document.recipe)

@@ -33,6 +33,7 @@ from clipmill.pipeline.executor.tickets import Ticket, Work
 from clipmill.pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
+    PlanDocument,
     Round,
     check_unchanged,
     host_groups,
@@ -503,28 +504,32 @@ def write_plan(
     out.check()
     rounds, first = (read_rounds(pool) if is_planned(pool) else []), 0
 
-    def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[dict[str, Any], PlanJob]:
+    def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[PlanDocument, PlanJob]:
         """(what plan.json says of the pairs of some parts, the job of its tickets)."""
-        shared = rounds[0].metadata["groups"] if rounds else groups
-        metadata = _metadata(recipe, pairs_hash(some), shared) | {"round": number}
-        metadata["parts"] = [first, first + len(some)]
+        shared = rounds[0].document.groups if rounds else groups
+        document = replace(
+            _document(recipe, pairs_hash(some), shared),
+            round=number,
+            parts=(first, first + len(some)),
+        )
         size = int(some["bytes"].to_numpy().sum())
         per_ticket = _rows_per_ticket(int(some["pairs"].to_numpy().sum()), size)
-        return metadata, _job(out, recipe, metadata, first_shard, per_ticket)
+        return document, _job(out, recipe, document, first_shard, per_ticket)
 
     for each in rounds:
-        if each.parts is None and each.number:
+        of_parts = each.document.parts
+        if of_parts is None and each.number:
             continue  # of retries
-        end = each.parts[1] if each.parts else len(parts)
-        metadata, job = of_round(each.number, parts.slice(first, end - first), each.first_shard)
-        check_unchanged(each.metadata, metadata, recipe, pool)
+        end = of_parts[1] if of_parts else len(parts)
+        document, job = of_round(each.number, parts.slice(first, end - first), each.first_shard)
+        check_unchanged(each.document, document, recipe, pool)
         _remove_scratch(out, job.id)  # that of a round that was stopped stays
         first = end
     if rounds and first == len(parts):
         return {}
     parts = parts.slice(first)
-    planned = rounds[-1].first_shard + rounds[-1].shards if rounds else 0
-    metadata, job = of_round(len(rounds), parts, planned)
+    planned = rounds[-1].first_shard + rounds[-1].document.shards if rounds else 0
+    document, job = of_round(len(rounds), parts, planned)
     rows, per_ticket = parts["pairs"].to_numpy(), job.rows_per_file
     bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
 
@@ -532,7 +537,7 @@ def write_plan(
         return block_of(bounds, per_ticket, number, first)
 
     job = replace(job, runs=-(-total // per_ticket))
-    steps = _steps(job, metadata, sort_pairs, block)
+    steps = _steps(job, document, sort_pairs, block)
     return run_steps(steps, "inline" if total <= FEW else engine, workers)
 
 
@@ -551,18 +556,16 @@ def add_retries(
         _remove_scratch(out)
         return {}
     number = len(rounds)
-    inherited = ("version", "pairs", "recipe_hash", "recipe", "groups")
-    metadata = {name: rounds[0].metadata[name] for name in inherited}
-    metadata |= {"form": FORM, "round": number}
+    document = replace(rounds[0].document, form=FORM, round=number, parts=None, lock=None)
     rows = plan.rows[shards]
-    job = _job(out, recipe, metadata, len(plan), ROWS_PER_TICKET)
+    job = _job(out, recipe, document, len(plan), ROWS_PER_TICKET)
     out.check()
     # Consecutive shards of about ROWS_PER_TICKET rows together.
     number_of = (np.cumsum(rows) - rows) // ROWS_PER_TICKET
     first = np.unique(number_of, return_index=True)[1]
     some_shards = np.split(shards, first[1:])
-    needed = ("shards", "files")  # of the metadata of a round
-    before = [replace(r, metadata={name: r.metadata[name] for name in needed}) for r in rounds]
+    # The tickets do not need the recipe of each round.
+    before = [replace(r, document=replace(r.document, recipe={})) for r in rounds]
     job = replace(
         job,
         id=disk.content_hash([job.id, shards.tolist()]),
@@ -573,7 +576,7 @@ def add_retries(
     def unit(number: int) -> ShardUnit:
         return ShardUnit(number=number, shards=tuple(some_shards[number].tolist()))
 
-    steps = _steps(job, metadata, sort_retries, unit)
+    steps = _steps(job, document, sort_retries, unit)
     return run_steps(steps, "inline" if rows.sum() <= FEW else engine, workers)
 
 
@@ -591,8 +594,8 @@ def write_given_plan(
     files are written one after another in this process. ValueError for no row; LeaseLost where
     another command has taken the lease over.
     """
-    metadata = {**_metadata(recipe, lock, groups), "lock": lock}
-    job = _job(out, recipe, metadata, 0, ROWS_PER_TICKET)
+    document = replace(_document(recipe, lock, groups), lock=lock)
+    job = _job(out, recipe, document, 0, ROWS_PER_TICKET)
     waiting = iter(shards)
     first_shards: list[int] = []
     planned = rows = 0
@@ -620,23 +623,27 @@ def write_given_plan(
         planned += len(sizes)
     if not rows:
         raise ValueError(f"lock {lock} has no rows")
-    _commit(job, metadata, first_shards)
+    _commit(job, document, first_shards)
 
 
 # --- before the shuffle -------------------------------------------------------------------------
 
 
-def _metadata(recipe: Recipe, pairs: str, groups: int | None) -> dict[str, Any]:
-    """What plan.json says of what round 0 is made of. groups: None where each shard is one."""
-    return {
-        "version": PLAN_VERSION,
-        "form": FORM,
-        "pairs": pairs,
-        "recipe_hash": identity.recipe_hash(recipe),
-        "recipe": identity.recipe_identity(recipe),
-        "groups": groups,
-        "round": 0,
-    }
+def _document(recipe: Recipe, pairs: str, groups: int | None) -> PlanDocument:
+    """plan.json of round 0, of whose rows nothing is known yet."""
+    return PlanDocument(
+        version=PLAN_VERSION,
+        form=FORM,
+        pairs=pairs,
+        recipe_hash=identity.recipe_hash(recipe),
+        recipe=identity.recipe_identity(recipe),
+        groups=groups,
+        round=0,
+        first_shard=0,
+        shards=0,
+        rows=0,
+        files=(),
+    )
 
 
 def _rows_per_ticket(rows: int, size: int) -> int:
@@ -644,22 +651,17 @@ def _rows_per_ticket(rows: int, size: int) -> int:
 
 
 def _job(
-    out: PoolWriter,
-    recipe: Recipe,
-    metadata: Mapping[str, Any],
-    first_shard: int,
-    rows_per_file: int,
+    out: PoolWriter, recipe: Recipe, plan: PlanDocument, first_shard: int, rows_per_file: int
 ) -> PlanJob:
     """The job of a round."""
-    decides = [metadata["version"], metadata["pairs"], metadata["recipe"], metadata["groups"]]
-    decides += [metadata["round"], first_shard, rows_per_file]
+    decides = [plan.version, plan.pairs, plan.recipe, plan.groups, plan.round]
     return PlanJob(
         out=out,
         recipe=recipe,
-        id=disk.content_hash(decides),
-        round=metadata["round"],
-        is_retry=bool(metadata["round"]) and "parts" not in metadata,
-        groups=metadata["groups"],
+        id=disk.content_hash([*decides, first_shard, rows_per_file]),
+        round=plan.round,
+        is_retry=bool(plan.round) and plan.parts is None,
+        groups=plan.groups,
         first_shard=first_shard,
         rows_per_file=rows_per_file,
     )
@@ -685,7 +687,7 @@ def _shards_to_retry(layout: PoolLayout) -> Integers:
 
 def _steps(
     job: PlanJob,
-    metadata: dict[str, Any],
+    document: PlanDocument,
     sort: Callable[[PlanJob], Work],
     payload: Callable[[int], Any],
 ) -> Iterator[Step]:
@@ -718,7 +720,7 @@ def _steps(
     parts = file_parts(groups, sizes, cell_rows, job.rows_per_file)
     lacks, file_of = _unmerged(job, len(parts)), parts.__getitem__
     yield Step(name="plan: merge", work=merge_runs, job=job, lacks=lacks, payload=file_of)
-    _commit(job, metadata, [part.first_shard for part in parts])
+    _commit(job, document, [part.first_shard for part in parts])
 
 
 def _unmerged(job: PlanJob, count: int) -> Mask:
@@ -733,23 +735,24 @@ def _unmerged(job: PlanJob, count: int) -> Mask:
     return lacks
 
 
-def _commit(job: PlanJob, metadata: dict[str, Any], first_shards: Sequence[int]) -> None:
+def _commit(job: PlanJob, document: PlanDocument, first_shards: Sequence[int]) -> None:
     """Write shards.parquet and, of a round behind the first, retried.parquet; then plan.json."""
     folder, out = job.folder, job.out
     shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(job, len(first_shards))])
     out.write_parquet(disk.join(folder, "shards.parquet"), shards)
     if job.round:
         _write_retried(job, len(first_shards))
-    document = {
-        **metadata,
-        "shards": len(shards),
-        "rows": int(shards["rows"].to_numpy().sum()),
-        "first_shard": job.first_shard,
-        "files": first_shards,  # of each file
-    }
+    rows = int(shards["rows"].to_numpy().sum())
+    document = replace(
+        document,
+        shards=len(shards),
+        rows=rows,
+        first_shard=job.first_shard,
+        files=tuple(first_shards),
+    )
     out.write_json(plan_json(folder), document, sealed=True)
     _remove_scratch(out)
-    logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
+    logger.info("planned %d pairs as %d shards", rows, len(shards))
 
 
 def _shard_tables(job: PlanJob, files: int) -> Iterator[pa.Table]:
