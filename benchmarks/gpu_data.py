@@ -113,9 +113,7 @@ def _write_documents(layout: PoolLayout, records: dict[str, str]) -> None:
         kept=SHARDS * ROWS,
         fingerprint=disk.content_hash(records),
         scores={},
-        shards=write_view_shards(
-            layout.root, "all", np.arange(SHARDS), np.full(SHARDS, ROWS, np.int64)
-        ),
+        shards=write_view_shards(layout, "all", np.arange(SHARDS), np.full(SHARDS, ROWS, np.int64)),
     )
     disk.write_json(layout.view_json("all"), view)
 

@@ -122,9 +122,9 @@ class BundleWriter:
         self._writer = pq.ParquetWriter(self._file, schema, write_page_checksum=True, **options)
         self._schema = schema
         self._ranges: dict[str, tuple[int, int, int]] = {}
-        self._shards: dict[str, dict[str, Any]] = {}
+        self._shards: dict[str, dict[str, object]] = {}
 
-    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
+    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, object]) -> None:
         """Append the rows of the next shard; `metadata`: what is said of them."""
         name = shard_name(shard)
         assert not self._shards or int(name) > int(next(reversed(self._shards))), "out of order"
@@ -171,7 +171,7 @@ class BundlesWriter:
         self._writer: BundleWriter | None = None
         self._name = ""
 
-    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
+    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, object]) -> None:
         """Append the rows of the next shard; `metadata`: what is said of them."""
         if self._writer is None or self._name != bundle_name(shard):
             self.close()
@@ -275,7 +275,7 @@ class Bundle:
         return table.replace_schema_metadata(None)
 
 
-def write_changed(bundle: Bundle, file: Path, shards: Mapping[int, Any], change: Change) -> None:
+def write_changed(bundle: Bundle, file: Path, shards: Mapping[int, object], change: Change) -> None:
     """Write a bundle in which some shards have other rows into a local file, which the caller
     publishes. ValueError where a shard is damaged.
     """
@@ -304,14 +304,14 @@ class AlignedFiles:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_scores(cls, pool: str, name: str) -> AlignedFiles:
+    def of_scores(cls, layout: PoolLayout, name: str) -> AlignedFiles:
         """The columns of a score set NAME@ID."""
-        return cls(functools.partial(PoolLayout(pool).score_bundle, name))
+        return cls(functools.partial(layout.score_bundle, name))
 
     @classmethod
-    def of_view(cls, pool: str, view: str) -> AlignedFiles:
+    def of_view(cls, layout: PoolLayout, view: str) -> AlignedFiles:
         """The masks of a view."""
-        return cls(functools.partial(PoolLayout(pool).view_bundle, view), view)
+        return cls(functools.partial(layout.view_bundle, view), view)
 
     def bundle(self, shard: int | str) -> Bundle:
         """The bundle of a shard, opened once."""
@@ -389,14 +389,14 @@ class AlignedFiles:
         self._check_owner(shard, metadata)
         return table, metadata
 
-    def _check_owner(self, shard: int | str, metadata: Mapping[str, Any]) -> None:
+    def _check_owner(self, shard: int | str, metadata: Mapping[str, object]) -> None:
         owner = (metadata.get("shard"), metadata.get("view"))
         if self._view is not None and owner != (shard_name(shard), self._view):
             problem = f"it has the mask of shard {owner[0]} in view {owner[1]}"
             raise ValueError(f"{self.path(shard)} is damaged: {problem}")
 
 
-def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
+def parquet_bytes(table: pa.Table, metadata: Mapping[str, object]) -> bytes:
     """The file of one shard, which waits to be put into a bundle."""
     table = table.replace_schema_metadata(disk.with_metadata(table.schema, metadata).metadata)
     sink = io.BytesIO()
@@ -405,7 +405,7 @@ def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
     return sink.getvalue()
 
 
-def storage_options(schema: pa.Schema) -> dict[str, Any]:
+def storage_options(schema: pa.Schema) -> dict[str, object]:
     """How Parquet stores columns. Floats differ from row to row: their bytes are stored by place
     (BYTE_STREAM_SPLIT), which makes doubles 37 % smaller than in a dictionary, and two to three
     times as fast to read and write. Embeddings (fixed-size lists) are stored as they are: zstd
@@ -439,9 +439,9 @@ def storage_options(schema: pa.Schema) -> dict[str, Any]:
 # The views of a pool, and the document of one that was made of the shards that are there now.
 
 
-def view_names(pool: str) -> list[str]:
+def view_names(layout: PoolLayout) -> list[str]:
     """The complete views of a pool. A folder whose name ends in .json is none."""
-    folder = PoolLayout(pool).views
+    folder = layout.views
     names = []
     for file in disk.list_names(folder, ".json"):
         if disk.is_url(folder) or not disk.local_path(disk.join(folder, file)).is_dir():
@@ -449,31 +449,31 @@ def view_names(pool: str) -> list[str]:
     return names
 
 
-def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDocument:
+def current_view(layout: PoolLayout, view: str, fingerprint: str, remedy: str) -> ViewDocument:
     """The document of a view.
 
     ValueError where there is none; and where the pool's fingerprint is another one than the view's,
     with `remedy`: what to do then. The shards of a frozen view must be there as they were.
     """
     try:  # asked for at once: a view is missing seldom, and a far store answers late
-        document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+        document = read_document(layout.view_json(view), ViewDocument)
     except (FileNotFoundError, NotADirectoryError, disk.NotRegular):
-        names = view_names(pool)
+        names = view_names(layout)
         suggestion = disk.did_you_mean(view, names)
         raise ValueError(
-            f"{pool} has no view {view!r}{suggestion}; it has {', '.join(names) or 'none'}"
+            f"{layout} has no view {view!r}{suggestion}; it has {', '.join(names) or 'none'}"
         ) from None
     if document.fingerprint == fingerprint:
         return document
     if document.frozen:
-        if not is_current(document, read_commits(pool, ["sidecar_sha256"])):
+        if not is_current(document, read_commits(layout.root, ["sidecar_sha256"])):
             raise ValueError(
-                f"view {view!r} of {pool} is frozen, and its shards have changed since, as by a "
+                f"view {view!r} of {layout} is frozen, and its shards have changed since, as by a "
                 f"repair: remove views/{view}.json and then the folder views/{view}"
             )
     else:
         raise ValueError(
-            f"view {view!r} of {pool} is stale: the pool's shards have changed; {remedy}"
+            f"view {view!r} of {layout} is stale: the pool's shards have changed; {remedy}"
         )
     return document
 
@@ -491,7 +491,7 @@ def own_shards(document: ViewDocument, commits: Commits) -> Commits:
     """The commits of the shards that a view is of. ValueError where its list of them is damaged."""
     if document.fingerprint == commits.fingerprint:
         return commits
-    return commits.only(view_shards(commits.pool, document)[0])
+    return commits.only(view_shards(commits.layout, document)[0])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -502,7 +502,9 @@ def own_shards(document: ViewDocument, commits: Commits) -> Commits:
 TABLE_PREFIX = "shards-"
 
 
-def write_view_shards(pool: str, view: str, shards: Integers, kept: Integers) -> ShardTable:
+def write_view_shards(
+    layout: PoolLayout, view: str, shards: Integers, kept: Integers
+) -> ShardTable:
     """Write views/NAME/shards-HASH.parquet. `remove_view_shards` removes that of before."""
     table = pa.table({"shard": shards, "kept": kept})
     sink = io.BytesIO()
@@ -510,24 +512,24 @@ def write_view_shards(pool: str, view: str, shards: Integers, kept: Integers) ->
     content = sink.getvalue()
     sha256 = hashlib.sha256(content).hexdigest()
     file = f"{TABLE_PREFIX}{sha256[:16]}.parquet"
-    disk.write_bytes(PoolLayout(pool).view_shards(view, file), content)
+    disk.write_bytes(layout.view_shards(view, file), content)
     return ShardTable(file=file, count=table.num_rows, sha256=sha256)
 
 
-def remove_view_shards(pool: str, view: str, keep: str = "") -> None:
+def remove_view_shards(layout: PoolLayout, view: str, keep: str = "") -> None:
     """Remove the files of `write_view_shards` but for `keep`, which the view's document names."""
-    folder = disk.join(PoolLayout(pool).views, view)
+    folder = disk.join(layout.views, view)
     for name in disk.list_names(folder):
         if name.startswith(TABLE_PREFIX) and name != keep:
             disk.remove(disk.join(folder, name))
 
 
-def view_shards(pool: str, document: ViewDocument) -> tuple[Integers, Integers]:
+def view_shards(layout: PoolLayout, document: ViewDocument) -> tuple[Integers, Integers]:
     """((shards,) their numbers, ascending, (shards,) rows that the view keeps).
 
     ValueError for a damaged file.
     """
-    path = PoolLayout(pool).view_shards(document.name, document.shards.file)
+    path = layout.view_shards(document.name, document.shards.file)
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:

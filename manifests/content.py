@@ -47,7 +47,7 @@ def file_stamp(path: str) -> dict[str, Any]:
     return stamp
 
 
-def file_content(path: str) -> dict[str, Any]:
+def file_content(path: str) -> dict[str, object]:
     """The size and the digest of a local file; the stamp of a remote one."""
     stamp = file_stamp(path)
     if disk.is_url(path):
@@ -128,7 +128,7 @@ def _digest_of(stream: Any) -> str:
 # --- remote ---------------------------------------------------------------------------------------
 
 
-def _remote_stamp(path: str) -> dict[str, Any]:
+def _remote_stamp(path: str) -> dict[str, object]:
     fs, name = disk.filesystem(path)
     try:
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)

@@ -24,8 +24,8 @@ from clipmill.manifests.schema import (
     Recipe,
 )
 
-DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
-ADDED_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = disk.to_plain(Fetch())
+ADDED_DEFAULTS: dict[str, object] = {
     "captions": None,
     "file_column": "file_name",
     "links_outside": False,
@@ -40,7 +40,7 @@ ADDED_DEFAULTS: dict[str, Any] = {
 ABSOLUTE = re.compile(r"^(file://)?/")
 
 
-def fetch_identity(fetch: Fetch) -> dict[str, Any]:
+def fetch_identity(fetch: Fetch) -> dict[str, object]:
     """The settings that decide bytes or permanent outcomes; manners have their defaults.
 
     Of the list of known-bad content the hash of what it lists stands for its path.
@@ -52,7 +52,7 @@ def fetch_identity(fetch: Fetch) -> dict[str, Any]:
     return _without_added(settings, ADDED_SETTINGS, DEFAULTS)
 
 
-def manners_of(fetch: Fetch) -> dict[str, Any]:
+def manners_of(fetch: Fetch) -> dict[str, object]:
     """The manners of a fetch, which each shard records. Paths of this machine are left out."""
     plain = disk.to_plain(fetch)
     return {name: plain[name] for name in MANNERS if name != "img2dataset_python"}
@@ -89,8 +89,8 @@ def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def _without_added(
-    settings: Mapping[str, Any], added: Collection[str], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+    settings: Mapping[str, object], added: Collection[str], defaults: Mapping[str, object]
+) -> dict[str, object]:
     """Settings without those of `added` that have their default."""
     return {
         name: value
@@ -99,7 +99,7 @@ def _without_added(
     }
 
 
-def source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
+def source_identity(source: Mapping[str, Any]) -> dict[str, object]:
     """A source as plain values without what decides no row. Of local paths only the names stay."""
     # A lock is known by its content: the plan that is made of it names its id.
     is_lock = source["kind"] == "lock"

@@ -126,7 +126,7 @@ class Pool:
     def all_score_sets(self) -> dict[str, ScoreSetDocument]:
         """The documents of the complete score sets, by NAME@ID. ValueError for a damaged one."""
         sets: dict[str, ScoreSetDocument] = self._reader(
-            lambda: complete_score_sets(self.path), self.layout.scores
+            lambda: complete_score_sets(self.layout), self.layout.scores
         )
         return sets
 
@@ -157,7 +157,7 @@ class Pool:
     def scores(self, name: str) -> AlignedFiles:
         """The files of a score set, opened once."""
         if name not in self._scores:
-            self._scores[name] = AlignedFiles.of_scores(self.path, name)
+            self._scores[name] = AlignedFiles.of_scores(self.layout, name)
         return self._scores[name]
 
     def score_schema(self, name: str) -> pa.Schema:
@@ -220,14 +220,14 @@ class Pool:
 
     def view_names(self) -> list[str]:
         """The names of the complete views."""
-        return view_names(self.path)
+        return view_names(self.layout)
 
     def view(self, name: str, remedy: str | None = None) -> OpenView:
         """A view. ValueError where there is none, or it is older than the shards; remedy: what to
         do then."""
         remedy = remedy or choose_again(self.path)
         document: ViewDocument = self._reader(
-            lambda: current_view(self.path, name, self.files.fingerprint, remedy),
+            lambda: current_view(self.layout, name, self.files.fingerprint, remedy),
             self.layout.views,
         )
         return OpenView(self, document)
@@ -415,8 +415,8 @@ class OpenView:
         self.table, self.document, self.files = pool, document, pool.files
         self.pool = pool.path
         path = pool.layout.view_shards(document.name, document.shards.file)
-        self.shards, self.kept = pool._reader(lambda: view_shards(pool.path, document), path)
-        self._masks = AlignedFiles.of_view(pool.path, document.name)
+        self.shards, self.kept = pool._reader(lambda: view_shards(pool.layout, document), path)
+        self._masks = AlignedFiles.of_view(pool.layout, document.name)
 
     @property
     def commits(self) -> Commits:
@@ -546,16 +546,14 @@ def choose_again(pool: str) -> str:
     return f"run clipmill filter {pool} --recipe RECIPE"
 
 
-def score_set_names(pool: str) -> list[str]:
+def score_set_names(layout: PoolLayout) -> list[str]:
     """The complete score sets of a pool, NAME@ID."""
-    layout = PoolLayout(pool)
     names = [name for name in disk.list_names(layout.scores) if "@" in name]
     return [name for name in names if disk.exists(layout.score_set_json(name))]
 
 
-def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
+def complete_score_sets(layout: PoolLayout) -> dict[str, ScoreSetDocument]:
     """The documents of all complete score sets, by name. ValueError for a damaged one."""
-    layout = PoolLayout(pool)
     sets = {}
     for name in disk.list_names(layout.scores):
         if "@" in name:

@@ -97,9 +97,9 @@ class PoolJob:
         """Tickets over shards."""
         return len(self.bounds) - 1
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the files of the job: they are used again only if it is the same."""
-        plain: dict[str, Any] = disk.to_plain(self)
+        plain: dict[str, object] = disk.to_plain(self)
         return {**{key: plain[key] for key in plain if key != "out"}, "form": FORM}
 
     def exchange(self, name: str, *, files: int | None = None) -> Exchange:
@@ -413,7 +413,7 @@ def links(job: PoolJob) -> Work:
     return work
 
 
-def _linked(worker: PoolWorker, pairs: Any) -> pa.Table:
+def _linked(worker: PoolWorker, pairs: object) -> pa.Table:
     """The answer of a filter as pairs of uids."""
     name = worker.instance.name
     if not isinstance(pairs, pa.Table) or set(pairs.column_names) != {"uid_a", "uid_b"}:

@@ -82,7 +82,7 @@ def blobs(rows: Bytes) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(rows.shape[1]), len(rows), buffers)
 
 
-def insert(connection: DuckDBPyConnection, table: str, *columns: Any) -> None:
+def insert(connection: DuckDBPyConnection, table: str, *columns: object) -> None:
     """Add rows to a table of a database."""
     names = [str(number) for number in range(len(columns))]
     connection.register("part", pa.table(list(columns), names))

@@ -291,7 +291,7 @@ def _metadata(path: str) -> dict[str, Any]:
         return {}
 
 
-def _scores_of(rows: KeptRows, table: pa.Table) -> list[dict[str, Any]]:
+def _scores_of(rows: KeptRows, table: pa.Table) -> list[dict[str, object]]:
     """What the JSON of each sample gets: its scores but for lists, such as embeddings."""
     names = [
         name for name in rows.score_columns if not pa.types.is_nested(rows.schema.field(name).type)
@@ -304,7 +304,7 @@ def _scores_of(rows: KeptRows, table: pa.Table) -> list[dict[str, Any]]:
     return scores
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value that JSON can hold: NaN and infinite numbers, and bytes, are none."""
     if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
         return None
@@ -440,7 +440,7 @@ def is_card_of(path: str, target: Target) -> bool:
     return mark in disk.read_bytes(path).splitlines()
 
 
-def _header(rows: KeptRows, target: Target, name: str) -> dict[str, Any]:
+def _header(rows: KeptRows, target: Target, name: str) -> dict[str, object]:
     kept = rows.document.kept
     power = len(str(kept)) - 4
     size = f"{POWERS[power]}<n<{POWERS[power + 1]}" if power >= 0 else "n<1K"
@@ -467,7 +467,7 @@ def _scores(rows: KeptRows) -> list[tuple[str, ...]]:
     return lines
 
 
-def _without_folder(value: Any) -> Any:
+def _without_folder(value: object) -> Any:
     """An option without the folders of this machine: the id has the hash of the file."""
     if isinstance(value, (list, tuple)):
         return [_without_folder(each) for each in value]
@@ -569,7 +569,7 @@ def _refuse_purge(pool: str) -> None:
 def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
     """The data and the card."""
     pool, view = rows.pool, rows.view
-    recipe = recipe_of_pool(pool)
+    recipe = recipe_of_pool(PoolLayout(pool))
     name = f"{recipe.name if recipe else pool.rstrip('/').rpartition('/')[2]}-{view}"
     if target.kind == "folder":
         files, count = _write_folder(rows, target)

@@ -22,7 +22,7 @@ from clipmill.filters import clusters
 from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import FloatArray, Integers, Mask
-from clipmill.manifests.commits import Commits
+from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.archives.urls import host_of
 from clipmill.pipeline.pool.lease import PoolWriter
@@ -59,7 +59,7 @@ def group_views(
     by: HOST, RULE (of `rule_view`) or columns of the pool. most: groups at most. ValueError for a
     column that the pool does not have, and where there is one group only.
     """
-    commits = shards_with_rows(out.pool)
+    commits = shards_with_rows(read_commits(out.pool))
     division = divide_rows(commits, views, by, most, rule_view)
     rows = hashlib.sha256(division.of_row.tobytes()).hexdigest()  # rules and scores may change
     prefix = f"why_{disk.content_hash([commits.fingerprint, division.names, rows], 8)}"

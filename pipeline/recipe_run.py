@@ -74,7 +74,7 @@ def build(
     """
     check_recipe(recipe, until, retry)
     if STAGES.index(until) >= STAGES.index("score"):
-        scored = {name.partition("@")[0] for name in score_set_names(pool)}
+        scored = {name.partition("@")[0] for name in score_set_names(PoolLayout(pool))}
         if not scored:  # nothing else can give a column before the filters run
             check_reads(specs_of_recipe(recipe), recipe.sidecar_extra.keys())
         for spec in specs_of_recipe(recipe):
@@ -101,9 +101,9 @@ class Build:
 
     def run(self, until: str) -> dict[str, Any]:
         """The stages up to `until`; returns what `build` does."""
-        pool, layout = self.pool, self.out.layout
-        _refuse_other_source(pool, self.recipe)
-        check_not_locked(pool, self.recipe)
+        layout = self.out.layout
+        _refuse_other_source(layout, self.recipe)
+        check_not_locked(layout, self.recipe)
         before = _finished_state(layout)
         seconds: dict[str, float] = {}
         failed: dict[str, str] = {}
@@ -121,9 +121,9 @@ class Build:
             if name != until:
                 self._refuse_no_rows(name)
         self.out.write_json(layout.recipe_json, self.recipe, sealed=True)
-        totals: dict[str, Any] = {"complete": False, "problems": []}
+        totals: dict[str, object] = {"complete": False, "problems": []}
         if not failed or disk.list_names(layout.pairs, ".parquet") or len(self.commits):
-            document = write_pool_json(pool, self.recipe, seconds, self.commits)
+            document = write_pool_json(self.commits, self.recipe, seconds)
             totals = dict(disk.to_plain(document))
             if warning := transient_warning(totals):
                 logger.warning("%s", warning)
@@ -168,7 +168,7 @@ class Build:
 
     def fetch(self) -> Failed:
         remove_uncommitted(self.out.layout)
-        plan = read_plan(self.pool)
+        plan = read_plan(self.out.layout)
 
         def tickets(commits: Commits) -> Tickets:
             is_committed = np.zeros(len(plan), dtype=bool)
@@ -337,24 +337,23 @@ def check_recipe(
         raise ValueError(f"recipe {recipe.name!r}: {error}") from error
 
 
-def _refuse_other_source(pool: str, recipe: Recipe) -> None:
+def _refuse_other_source(layout: PoolLayout, recipe: Recipe) -> None:
     """ValueError, before anything is written, where a pool was built from another source, or was
     begun from one and is not far enough to have its recipe.
     """
-    reader.refuse_other_source(pool, recipe)
-    layout = PoolLayout(pool)
-    begun_with_pairs = is_planned(pool) or bool(disk.list_names(layout.pairs, ".parquet"))
+    reader.refuse_other_source(layout.root, recipe)
+    begun_with_pairs = is_planned(layout) or bool(disk.list_names(layout.pairs, ".parquet"))
     is_tars = SOURCES[recipe.source.kind].images == "tars"
     begun = ""
     if is_tars and begun_with_pairs:
         begun = "was begun from a source of pairs"
     elif not is_tars and not begun_with_pairs and disk.exists(layout.shards):
-        records = read_commits(pool).records()
+        records = read_commits(layout.root).records()
         if any(record.adopted for record in islice(records, 1)):
             begun = "was begun from tars that exist already"
     if begun:
         raise ValueError(
-            f"{pool} {begun}, and recipe {recipe.name!r} has a source of kind "
+            f"{layout} {begun}, and recipe {recipe.name!r} has a source of kind "
             f"{recipe.source.kind}: build it into another folder"
         )
 

@@ -64,7 +64,7 @@ class Exchange:
         """(files,) which are not there. One listing."""
         return ~are_there(self.folder, [self.path(number) for number in range(self.files)])
 
-    def write(self, number: int, table: pa.Table, places: Places, **metadata: Any) -> None:
+    def write(self, number: int, table: pa.Table, places: Places, **metadata: object) -> None:
         """Leave the rows of a table at their places; those of one place stay in their order.
 
         `metadata` comes out of `footers`. LeaseLost where another command has taken the lease over.

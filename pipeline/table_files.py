@@ -418,7 +418,7 @@ def _separator_hint(path: str, name: str, present: Sequence[str]) -> str:
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """The values of an Arrow column. NOT_TEXT for each that Python cannot hold: text that is not
     UTF-8, a date outside the years 1 to 9999."""
-    python: list[Any] = []
+    python: list[object] = []
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
@@ -584,7 +584,7 @@ def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
 
 
 def _pick_columns(
-    path: str, objects: Iterable[Any], columns: Sequence[str]
+    path: str, objects: Iterable[object], columns: Sequence[str]
 ) -> Iterator[Values | None]:
     """A column is missing where none of the first PROBE rows has it: one row may do without."""
     seen: set[str] = set()
@@ -621,7 +621,7 @@ def _json_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Any]
         yield from chain(head, decoded)
 
 
-def _rows_of_object(path: str, table: dict[str, Any], columns: Sequence[str]) -> Iterable[Any]:
+def _rows_of_object(path: str, table: dict[str, object], columns: Sequence[str]) -> Iterable[Any]:
     """The rows of an object that is alone in its file. It is a row where it has one of `columns`
     with a value that is no list and no object. Else it is one of these:
 
@@ -840,12 +840,12 @@ YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
 INT64 = 1 << 63
 
 
-def is_null(value: Any) -> bool:
+def is_null(value: object) -> bool:
     """True of None, and of NaN and Infinity, which programs write where nothing is known."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
-def as_text(value: Any) -> str | None:
+def as_text(value: object) -> str | None:
     """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text
     (bytes that are not UTF-8, half of a surrogate pair), and for NaN and Infinity.
     """
@@ -865,7 +865,7 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
-def as_json(value: Any) -> str | None:
+def as_json(value: object) -> str | None:
     """JSON text. Text that is JSON already stays as it is, other text becomes a JSON string."""
     if is_null(value):
         return None
@@ -903,7 +903,7 @@ def as_float(value: Any) -> float | None:
     return None
 
 
-def as_bool(value: Any) -> bool | None:
+def as_bool(value: object) -> bool | None:
     """True or False: also 1, 0, yes, no, t, f, in any case."""
     if isinstance(value, float) and value in (0.0, 1.0):
         return bool(value)
@@ -950,6 +950,6 @@ CASTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def cast_value(value: Any, type_name: str) -> Any:
+def cast_value(value: object, type_name: str) -> Any:
     """A value as a type of EXTRA_TYPES; None where it is not of that type."""
     return CASTS[type_name](value)

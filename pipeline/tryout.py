@@ -465,7 +465,7 @@ class PictureNames:
                     known = self.by_end.setdefault(key, image)
                     self.by_end[key] = image if known == image else ""
 
-    def find(self, value: Any, folder: str = "") -> str | None:
+    def find(self, value: object, folder: str = "") -> str | None:
         """The picture that a value of a table in `folder` names; "" where it may be several."""
         value = value.get("path") if isinstance(value, Mapping) else value
         if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -560,7 +560,7 @@ def _table_reading(
     columns, rows = _open_table(inside.table(name), pictures)
     folder = os.path.dirname(name)
 
-    def find(value: Any) -> str | None:
+    def find(value: object) -> str | None:
         return pictures.find(value, folder)
 
     head = [row for row in islice(rows(columns), PROBE) if row is not None]
@@ -591,7 +591,9 @@ def _table_reading(
     return (file, *own), reading
 
 
-def _file_column(first: Mapping[str, Sequence[Any]], find: Callable[[Any], str | None]) -> str:
+def _file_column(
+    first: Mapping[str, Sequence[object]], find: Callable[[object], str | None]
+) -> str:
     """The column whose values name the most pictures that are there."""
     counts = {
         name: len({find(each) for value in own for each in _each(value)} - {None})
@@ -612,7 +614,7 @@ def _file_column(first: Mapping[str, Sequence[Any]], find: Callable[[Any], str |
 
 
 def _caption_columns(
-    first: Mapping[str, Sequence[Any]], file: str, find: Callable[[Any], str | None]
+    first: Mapping[str, Sequence[object]], file: str, find: Callable[[object], str | None]
 ) -> list[str]:
     """The columns of captions: of a usual name, as caption, or caption_1 to caption_5."""
 
@@ -648,7 +650,7 @@ def _caption_columns(
     )
 
 
-def _each(value: Any) -> Sequence[Any]:
+def _each(value: object) -> Sequence[Any]:
     """The names in a value: a list has one for each picture."""
     return value if isinstance(value, (list, tuple)) and value else [value]
 
@@ -679,7 +681,7 @@ def _texts(value: Any) -> list[str]:
     return [text.strip()] if text and text.strip() else []
 
 
-def _answer(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+def _answer(turns: Sequence[Mapping[str, object]]) -> list[str]:
     """The caption in a chat: the one answer to the one question, which asks for a description."""
     talk = [_turn(turn) for turn in turns]
     talk = [turn for turn in talk if turn[0] != "system"]
@@ -689,7 +691,7 @@ def _answer(turns: Sequence[Mapping[str, Any]]) -> list[str]:
     return [talk[1][1].strip()] if not question or ASKS.search(question) else []
 
 
-def _turn(turn: Mapping[str, Any]) -> tuple[str, str]:
+def _turn(turn: Mapping[str, object]) -> tuple[str, str]:
     """Who speaks in a turn of a chat, and what: `from` and `value`, or `role` and `content`."""
     who, what = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
     if isinstance(what, list):
@@ -888,7 +890,7 @@ def _pictures(count: int, kind: str = "") -> str:
     return f"{count:,} {kind}picture{'' if count == 1 else 's'}"
 
 
-def _quoted(value: Any) -> str:
+def _quoted(value: object) -> str:
     """A value for a sentence, of a long one the beginning."""
     text = " ".join(str(value).split())
     return f'"{text[:MOST_SHOWN]}…"' if len(text) > MOST_SHOWN else f'"{text}"'
@@ -1012,10 +1014,10 @@ HEADS = {
 def write_manifests(
     out: str,
     shares: Shares,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     *,
     scorer: Mapping[str, str] | None,
-    task: Mapping[str, Any] | None,
+    task: Mapping[str, object] | None,
     head: str,
 ) -> None:
     """The lists, recipes and ablation in `out`; the ablation is written last.
@@ -1074,7 +1076,7 @@ def write_manifests(
     _write_yaml(disk.join(out, MANIFEST), head, ablation)
 
 
-def _write_yaml(path: str, head: str, content: Mapping[str, Any]) -> None:
+def _write_yaml(path: str, head: str, content: Mapping[str, object]) -> None:
     text = yaml.safe_dump(
         content, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
     )

@@ -233,8 +233,8 @@ def kept_names(pool: str, view: str, *columns: str) -> list[tuple[Any, ...]]:
         sidecar = disk.read_parquet(commits.sidecar(shard))
         tables = [sidecar]
         for folder in sorted(Path(PoolLayout(pool).root, "scores").iterdir()):
-            tables.append(AlignedFiles.of_scores(pool, folder.name).read(shard)[0])
-        mask = AlignedFiles.of_view(pool, view).read(shard)[0]["kept"].to_pylist()
+            tables.append(AlignedFiles.of_scores(PoolLayout(pool), folder.name).read(shard)[0])
+        mask = AlignedFiles.of_view(PoolLayout(pool), view).read(shard)[0]["kept"].to_pylist()
         values = [[NAMES[caption] for caption in sidecar["caption"].to_pylist()], mask]
         for column in columns:
             (of_table,) = [table for table in tables if column in table.column_names]

@@ -131,7 +131,7 @@ def measure(pool: str, form: str) -> dict[str, Any]:
     assert not report["failed"], report["failed"]
     ((name, state),) = report["sets"].items()
     groups: set[str] = set()
-    files = AlignedFiles.of_scores(pool, name)
+    files = AlignedFiles.of_scores(PoolLayout(pool), name)
     column = next(each for each in state["columns"] if each.endswith("_group"))
     for shard in read_commits(pool).names():
         groups.update(pc.unique(files.read(shard, [column])[0][column]).to_pylist())

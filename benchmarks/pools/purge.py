@@ -95,7 +95,7 @@ def write_pairs(pool: str, rows: int) -> None:
 
 def write_shard(pool: str, shard: PlannedShard) -> Any:
     """Commit a shard in which every other row has an image."""
-    pairs, _ = read_shard(pool, shard.shard)
+    pairs, _ = read_shard(PoolLayout(pool), shard.shard)
     content, offset, rows = hashlib.sha256(), 0, []
     with staged_file(PoolLayout(pool).shard_tar(shard.shard)) as staged:
         with open(staged, "wb") as f:
@@ -136,14 +136,14 @@ def make_pool(pool: str, rows: int) -> None:
     write_pairs(pool, rows)
     assert write_plan(PoolWriter(pool), RECIPE) == {}
     with IndexWriter(pool) as index:
-        for shard in read_plan(pool):
+        for shard in read_plan(PoolLayout(pool)):
             index.add(write_shard(pool, shard))
     commits = read_commits(pool)
     disk.write_json(PoolLayout(pool).recipe_json, RECIPE)
     score(PoolWriter(pool), RECIPE.filters, engine="inline", commits=commits)
     choose_views(PoolWriter(pool), RECIPE)
     extend_row_index(PoolWriter(commits.pool), commits)
-    write_pool_json(pool, RECIPE, {}, commits)
+    write_pool_json(commits, RECIPE, {})
 
 
 # --- trials ---------------------------------------------------------------------------------------

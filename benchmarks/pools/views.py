@@ -201,7 +201,7 @@ def peak_mib() -> int:
 def masks_hash(folder: Path) -> str:
     """Hash of the masks of the view."""
     pool = str(folder / "pool")
-    files = AlignedFiles.of_view(pool, "twelve")
+    files = AlignedFiles.of_view(PoolLayout(pool), "twelve")
     masks = [files.read(shard)[0].to_pydict() for shard in read_commits(pool).shards.tolist()]
     return disk.content_hash(masks, 64)
 

@@ -93,7 +93,7 @@ def write_documents(pool: str, shards: int) -> None:
     view = ViewDocument(
         name="all", rules=(), thresholds={}, kept=ROWS * shards, fingerprint=commits.fingerprint,
         funnel=(("attempted", ROWS * shards),), scores={},
-        shards=write_view_shards(pool, "all", commits.shards, np.full(shards, ROWS)),
+        shards=write_view_shards(PoolLayout(pool), "all", commits.shards, np.full(shards, ROWS)),
     )  # fmt: skip
     disk.write_json(layout.view_json("all"), view)
     tokens = ScoreSetDocument(

@@ -100,7 +100,7 @@ def prepare(folder: Path, count: int) -> None:
     view = ViewDocument(
         name="all", rules=(), thresholds={}, kept=total, fingerprint=commits.fingerprint,
         funnel=(("attempted", int(rows.sum())), ("stored", total)), scores={},
-        shards=write_view_shards(pool, "all", commits.shards, stored),
+        shards=write_view_shards(PoolLayout(pool), "all", commits.shards, stored),
     )  # fmt: skip
     disk.write_json(layout.view_json("all"), view)
     tokens = ScoreSetDocument(
@@ -144,7 +144,7 @@ def pool_json(folder: Path, count: int) -> None:
     """Counts of every stage and pool.json."""
     recipe = Recipe(name="scale", source=Source(kind="shards", paths=("/nowhere/*.tar",)))
     commits = read_commits(str(folder))
-    write_pool_json(str(folder), recipe, {}, commits)
+    write_pool_json(commits, recipe, {})
 
 
 def audit(folder: Path, count: int) -> None:

@@ -86,7 +86,7 @@ def deduplicate(folder: Path, count: int) -> None:
 def plan(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan, in this process."""
     assert write_plan(PoolWriter(str(folder)), RECIPE, engine="inline") == {}
-    return {"shards": len(read_plan(str(folder)))}
+    return {"shards": len(read_plan(PoolLayout(str(folder))))}
 
 
 def resume(folder: Path, count: int) -> None:
@@ -98,4 +98,4 @@ def plan_on_ray(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan by workers of an embedded Ray, whose start is part of the time."""
     shutil.rmtree(folder / "plan")
     assert write_plan(PoolWriter(str(folder)), RECIPE, engine="ray") == {}
-    return {"shards": len(read_plan(str(folder)))}
+    return {"shards": len(read_plan(PoolLayout(str(folder))))}

@@ -120,7 +120,7 @@ def _counts(values: list[dict[str, int]]) -> pa.Array:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(disk.to_plain(value), sort_keys=True, separators=(",", ":"))
 
 

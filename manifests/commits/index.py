@@ -106,11 +106,11 @@ def read_index_document(layout: PoolLayout) -> IndexDocument | None:
 
 def write_document(layout: PoolLayout, document: IndexDocument) -> None:
     """Write index.json, whole or not at all."""
-    plain: dict[str, Any] = disk.to_plain(document)
+    plain: dict[str, object] = disk.to_plain(document)
     disk.write_json(layout.index_json, {**plain, "checksum": _checksum(plain)})
 
 
-def _checksum(plain: dict[str, Any]) -> str:
+def _checksum(plain: dict[str, object]) -> str:
     return disk.content_hash(plain, 64)
 
 

@@ -76,24 +76,24 @@ class DamagedTable(OSError, pa.ArrowInvalid):  # type: ignore[misc]
     """
 
 
-def write_json(path: str | Path, value: Any, *, sealed: bool = False) -> None:
+def write_json(path: str | Path, value: object, *, sealed: bool = False) -> None:
     """A dataclass or plain value as JSON with sorted keys, written whole. Text becomes valid
     Unicode. `sealed`: with a hash, so that `read_json` notices any other change of the file.
     """
     write_bytes(path, _json_bytes(value, sealed))
 
 
-def create_json(path: str | Path, value: Any, *, sealed: bool = False) -> None:
+def create_json(path: str | Path, value: object, *, sealed: bool = False) -> None:
     """Like `write_json`, but never over another content: FileExistsError with both hashes."""
     create_bytes(path, _json_bytes(value, sealed))
 
 
-def replace_json(path: str | Path, value: Any, expected: bytes, *, sealed: bool = False) -> None:
+def replace_json(path: str | Path, value: object, expected: bytes, *, sealed: bool = False) -> None:
     """Like `write_json`, in place of a file with the bytes `expected`; else FileExistsError."""
     replace_bytes(path, _json_bytes(value, sealed), expected)
 
 
-def _json_bytes(value: Any, sealed: bool) -> bytes:
+def _json_bytes(value: object, sealed: bool) -> bytes:
     text = json.dumps(to_plain(value), indent=1, sort_keys=True, ensure_ascii=False)
     content = (valid_text(text) + "\n").encode()
     if not sealed:
@@ -124,7 +124,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_parquet(
-    path: str | Path, table: pa.Table, metadata: Mapping[str, Any] | None = None
+    path: str | Path, table: pa.Table, metadata: Mapping[str, object] | None = None
 ) -> None:
     """A table, written whole; `metadata` go into the footer as JSON under the key `clipmill`."""
     if metadata is not None:
@@ -135,7 +135,7 @@ def write_parquet(
 
 
 @contextmanager
-def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
+def parquet_writer(path: Path, schema: pa.Schema, **options: object) -> Iterator[pq.ParquetWriter]:
     """A `pq.ParquetWriter` of a local file, which the caller publishes; `options` are its own.
 
     OSError at the end where the disk did not take all bytes: Arrow does not compare.
@@ -144,7 +144,7 @@ def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq
         yield writer
 
 
-def with_metadata(schema: pa.Schema, metadata: Mapping[str, Any]) -> pa.Schema:
+def with_metadata(schema: pa.Schema, metadata: Mapping[str, object]) -> pa.Schema:
     """The schema with `metadata` as JSON under the key `clipmill` of its metadata."""
     kept = {k: v for k, v in (schema.metadata or {}).items() if k != b"clipmill"}
     return schema.with_metadata(
@@ -177,7 +177,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """What `write_parquet` put into the footer; {} where it put nothing. DamagedTable where that
     is no JSON object.
     """
-    metadata: dict[str, Any] = read_with(path, lambda file: metadata_of(pq.read_metadata(file)))
+    metadata: dict[str, object] = read_with(path, lambda file: metadata_of(pq.read_metadata(file)))
     return metadata
 
 

@@ -431,7 +431,7 @@ def record_at(path: str, offset: int, form: Form[R]) -> R:
 METADATA = re.compile(rb"(?im)^WARC-Type:\s*metadata\s*$")
 
 
-def _whole_json(_: Any, block: bytes) -> bytes | None:
+def _whole_json(_: object, block: bytes) -> bytes | None:
     return block if block[:1] == b"{" and block[-1:] == b"}" else None
 
 
@@ -584,7 +584,7 @@ class Reader:
         links: Any = Union[tuple(self._kinds.values())]  # noqa: UP007  (X | Y is for types that are known here)
         self._decode = msgspec.json.Decoder(Record[links], dec_hook=self._rel).decode
 
-    def _rel(self, kind: type, value: Any) -> Rel:
+    def _rel(self, kind: type, value: object) -> Rel:
         if "license" in str(value).lower():
             self.named = True
         return REL
@@ -621,7 +621,7 @@ def mended(body: bytes) -> bytes:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def unescaped(value: Any) -> Any:
+def unescaped(value: object) -> Any:
     """A text with its character references decoded; any other value as it is."""
     if type(value) is not str or "&" not in value:
         return value
@@ -843,7 +843,7 @@ def _pairs(
     return pairs, reasons
 
 
-def _unescape(link: Any) -> None:
+def _unescape(link: object) -> None:
     if type(link) is Image:
         link.url, link.alt = unescaped(link.url), unescaped(link.alt)
         link.title = unescaped(text_of(link.title))
@@ -854,7 +854,7 @@ def _unescape(link: Any) -> None:
             link.text = msgspec.Raw(_json.encode(text).encode())
 
 
-def _base(page: str, base: Any) -> str:
+def _base(page: str, base: object) -> str:
     try:
         return urljoin(page, text_of(base).strip(SPACE))
     except ValueError:

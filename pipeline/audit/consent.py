@@ -189,10 +189,10 @@ def read_consent(pool: str, out: str | None = None) -> Consent:
 
 
 def _pool_of(pool: str) -> tuple[Recipe, Commits]:
-    recipe = recipe_of_pool(pool)
-    if recipe is None:
+    commits = read_commits(pool)
+    if (recipe := recipe_of_pool(commits.layout)) is None:
         raise ValueError(f"{pool} has no recipe.json: no build of it has ended yet")
-    return recipe, read_commits(pool)
+    return recipe, commits
 
 
 def _of_shard(

@@ -9,7 +9,6 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.aligned import view_names
 from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import REASONS
-from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import Pool, score_set_names
 from clipmill.manifests.records import (
@@ -45,20 +44,17 @@ LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "sim
 logger = logging.getLogger(__name__)
 
 
-def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
+def count_pool(commits: Commits) -> PoolCounts:
     """Counts and reasons of each stage.
 
-    commits: what is committed, if the caller has read it. `problems` has a line for each count
-    that contradicts another. For a row that was retried, fetch.final counts the newest outcome
-    only. ValueError where there is no pool.
+    `problems` has a line for each count that contradicts another. For a row that was retried,
+    fetch.final counts the newest outcome only. ValueError where there is no pool.
     """
-    if commits is None:
-        commits = read_commits(pool)
     problems: list[str] = []
     crawl = _count_crawl(commits.layout, problems)
-    if crawl is None and not len(commits) and not plan_files.is_planned(pool):
+    if crawl is None and not len(commits) and not plan_files.is_planned(commits.layout):
         raise ValueError(
-            f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
+            f"{commits.pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
     fetch = _count_fetch(commits, problems)
     complete = fetch.shards == fetch.planned > 0
@@ -78,9 +74,9 @@ def count_pool(pool: str, commits: Commits | None = None) -> PoolCounts:
     )
 
 
-def recipe_of_pool(pool: str) -> Recipe | None:
+def recipe_of_pool(layout: PoolLayout) -> Recipe | None:
     """The recipe that the pool was built by, None before its first build has ended."""
-    path = PoolLayout(pool).recipe_json
+    path = layout.recipe_json
     return reader.read_manifest(path, Recipe) if disk.exists(path) else None
 
 
@@ -98,17 +94,15 @@ def _seconds_before(path: str) -> dict[str, float]:
 
 
 def write_pool_json(
-    pool: str, recipe: Recipe, seconds: Mapping[str, float], commits: Commits | None = None
-) -> dict[str, Any]:
+    commits: Commits, recipe: Recipe, seconds: Mapping[str, float]
+) -> dict[str, object]:
     """Write pool.json from what is committed, and return it as plain values.
 
     seconds: time of this build's stages; it is added to that of the builds before. Everything else
-    can be computed again at any time. commits: what is committed, if the caller has read it.
+    can be computed again at any time.
     """
-    layout = PoolLayout(pool)
-    if commits is None:
-        commits = read_commits(pool)
-    counts = count_pool(pool, commits)
+    layout = commits.layout
+    counts = count_pool(commits)
     before = _seconds_before(layout.pool_json)
     total_seconds = {}
     for name in {*before, *seconds}:
@@ -132,7 +126,7 @@ def write_pool_json(
     for problem in counts.problems:
         logger.error("%s", problem)
     disk.write_json(layout.pool_json, document, sealed=True)
-    plain: dict[str, Any] = disk.to_plain(document)
+    plain: dict[str, object] = disk.to_plain(document)
     return plain
 
 
@@ -233,11 +227,10 @@ def _retried_reasons(commits: Commits, problems: list[str]) -> Iterator[Mapping[
 def _planned_shards(commits: Commits, problems: list[str]) -> int:
     """The number of shards of the plan, 0 before there is one. Shards that differ from the plan
     are problems."""
-    layout = PoolLayout(commits.pool)
-    if not plan_files.is_planned(commits.pool):
-        has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
+    if not plan_files.is_planned(commits.layout):
+        has_pairs = bool(disk.list_names(commits.layout.pairs, ".parquet"))
         return 0 if has_pairs else _tars_of_recipe(commits, problems)
-    plan = read_plan(commits.pool)
+    plan = read_plan(commits.layout)
     is_planned = commits.shards < len(plan)
     planned = np.where(is_planned, commits.shards, 0)  # where a shard is in the plan
     rows, tasks = _ints(commits, "count"), commits.column("task")
@@ -264,7 +257,7 @@ def _planned_shards(commits: Commits, problems: list[str]) -> int:
 def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:
     """The number of tars of the recipe that this pool was built by, if it is there and adopts
     tars."""
-    recipe = recipe_of_pool(commits.pool)
+    recipe = recipe_of_pool(commits.layout)
     if recipe is None or recipe.source.kind != "shards":
         return len(commits)
     try:
@@ -276,7 +269,7 @@ def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:
 
 def _count_scores(layout: PoolLayout, problems: list[str]) -> dict[str, ScoreCounts]:
     counts = {}
-    for name in score_set_names(layout.root):
+    for name in score_set_names(layout):
         try:
             document = read_document(layout.score_set_json(name), ScoreSetDocument)
         except ValueError as error:
@@ -290,7 +283,7 @@ def _count_scores(layout: PoolLayout, problems: list[str]) -> dict[str, ScoreCou
 
 def _count_views(layout: PoolLayout, problems: list[str]) -> dict[str, ViewCounts]:
     counts = {}
-    for name in view_names(layout.root):
+    for name in view_names(layout):
         try:
             document = read_document(layout.view_json(name), ViewDocument)
         except ValueError as error:

@@ -59,7 +59,7 @@ def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
     All images where the pool has fewer. ValueError where the pool was made of no WAT or WARC, or
     their files are not where the recipe names them.
     """
-    recipe = recipe_of_pool(pool)
+    recipe = recipe_of_pool(PoolLayout(pool))
     if recipe is None:
         raise ValueError(f"{pool} has no recipe.json: no build of it has ended yet")
     if not reads_records(recipe.source):
@@ -75,7 +75,7 @@ def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
     groups = in_threads(lambda item: _members(commits, *item), drawn.items())
     members = list(itertools.chain.from_iterable(groups))
 
-    def look(member: tuple[str, Mapping[str, Any], str | None]) -> str | None:
+    def look(member: tuple[str, Mapping[str, object], str | None]) -> str | None:
         name, values, problem = member
         problem = problem or _record_problem(recipe.source, files, values)
         return problem and f"{name}: {problem}"
@@ -105,7 +105,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
         yield f"        and {len(trace.problems) - SHOWN} more"
 
 
-def origin_text(pool: str, row: Mapping[str, Any]) -> str | None:
+def origin_text(layout: PoolLayout, row: Mapping[str, Any]) -> str | None:
     """Which record a row was read from, and whether that record still says so; None of other rows.
 
     A remote file is named and not read.
@@ -114,7 +114,7 @@ def origin_text(pool: str, row: Mapping[str, Any]) -> str | None:
         return None
     record = f"{row['wat']}, record at byte {row['warc_offset']}, link {row['link']}"
     try:
-        recipe = recipe_of_pool(pool)
+        recipe = recipe_of_pool(layout)
         if recipe is None or not reads_records(recipe.source) or disk.is_url(row["wat"]):
             return record
         files = source_files(recipe.source)
@@ -234,8 +234,8 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
         )
     matches += _attempted_matches(commits, name, others.tolist())
     if not matches:
-        matches = list(_waiting_matches(pool, name))
-    if not matches and (purges := purges_of_name(pool, name)):
+        matches = list(_waiting_matches(commits.layout, name))
+    if not matches and (purges := purges_of_name(commits.layout, name)):
         return {"purged": purges}
     if not matches:
         rows = commits.totals.rows
@@ -246,14 +246,14 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     if len({match.uid for match in matches}) > 1:
         return {"name": name, "matches": disk.to_plain(matches)}
     attempts = [_attempt(commits, match) for match in matches if match.shard is not None]
-    pair = _pair(pool, matches[0])
+    pair = _pair(commits.layout, matches[0])
     row = pair or (attempts[0]["sidecar"] if attempts else {})
     return {
         "uid": matches[0].uid,
         "pair": pair,
-        "origin": origin_text(pool, row),
+        "origin": origin_text(commits.layout, row),
         "attempts": attempts,
-        "purged": purges_of_uid(pool, matches[0].uid) if _is_purged(attempts) else [],
+        "purged": purges_of_uid(commits.layout, matches[0].uid) if _is_purged(attempts) else [],
     }
 
 
@@ -308,9 +308,9 @@ def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> li
     return list(itertools.chain.from_iterable(in_threads(look, shards)))
 
 
-def _waiting_matches(pool: str, name: str) -> Iterator[Match]:
+def _waiting_matches(layout: PoolLayout, name: str) -> Iterator[Match]:
     """Pairs that were not attempted yet."""
-    folder = PoolLayout(pool).pairs
+    folder = layout.pairs
     for file in disk.list_names(folder, ".parquet"):
         path = disk.join(folder, file)
         available = disk.read_schema(path).names
@@ -318,13 +318,12 @@ def _waiting_matches(pool: str, name: str) -> Iterator[Match]:
         yield from _matches(disk.read_parquet(path, columns), name, None)
 
 
-def _pair(pool: str, match: Match) -> dict[str, Any] | None:
+def _pair(layout: PoolLayout, match: Match) -> dict[str, Any] | None:
     """The row of the pairs that was attempted first, or that waits."""
-    layout = PoolLayout(pool)
     if match.shard is not None:
-        if not is_planned(pool):
+        if not is_planned(layout):
             return None
-        pair: dict[str, Any] = disk.to_plain(rows_of_shard(pool, int(match.shard))[match.row])
+        pair: dict[str, Any] = disk.to_plain(rows_of_shard(layout, int(match.shard))[match.row])
         return pair
     for file in disk.list_names(layout.pairs, ".parquet"):
         table = disk.read_parquet(disk.join(layout.pairs, file))
@@ -351,7 +350,7 @@ def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
     sidecar, recipe = _row(rows[""], 0), None
     if sidecar["reason"] is None:
         with contextlib.suppress(ValueError, OSError):  # a damaged recipe: all else is told
-            recipe = recipe_of_pool(pool.path)
+            recipe = recipe_of_pool(pool.layout)
     consent = None
     if recipe is not None:
         read_signals = signals_reader(commits.record(shard), recipe)
@@ -462,7 +461,7 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _column_lines(
-    head: str, columns: Mapping[str, Any], *, title: str = "", left_out: Iterable[str] = ()
+    head: str, columns: Mapping[str, object], *, title: str = "", left_out: Iterable[str] = ()
 ) -> list[str]:
     hidden = set(left_out)
     lines = []
@@ -474,7 +473,7 @@ def _column_lines(
     return [f"{head if i == 0 else '':<8}{line}" for i, line in enumerate(lines)]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, list):
         return f"{len(value)} values"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -187,7 +187,7 @@ class ShardChecker:
         """The files of a score set or a view, whose bundles stay open."""
         if (kind, name) not in self._files:
             of = AlignedFiles.of_scores if kind == "scores" else AlignedFiles.of_view
-            self._files[kind, name] = of(self.layout.root, name)
+            self._files[kind, name] = of(self.layout, name)
         return self._files[kind, name]
 
 
@@ -306,7 +306,7 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
     return []
 
 
-def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: Reference) -> str:
+def _score_problem(table: pa.Table, metadata: Mapping[str, object], rows: Reference) -> str:
     if metadata.get("uids") != rows.checksum:
         return "its rows are not those of the sidecar (checksum of the uids)"
     if table.num_rows != len(rows.stored):
@@ -480,7 +480,7 @@ def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
     """Reads what describes the pool as a whole, where it is there."""
     readers: dict[str, Callable[[], object]] = {
         layout.pool_json: lambda: disk.read_json(layout.pool_json),
-        layout.recipe_json: lambda: recipe_of_pool(layout.root),
+        layout.recipe_json: lambda: recipe_of_pool(layout),
         layout.parts: lambda: check_stored_table(layout),
     }
     for path, read in readers.items():
@@ -517,7 +517,7 @@ def _views(
     stale.
     """
     views, stale = {}, []
-    for view in view_names(layout.root):
+    for view in view_names(layout):
         name = f"views/{view}"
         path = layout.view_json(view)
         document = _document(f"{name}.json", view, path, ViewDocument, findings)
@@ -527,7 +527,7 @@ def _views(
         if document is None:
             continue
         try:
-            views[view] = view_shards(layout.root, document)
+            views[view] = view_shards(layout, document)
         except ValueError as error:
             findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
             continue
@@ -639,7 +639,7 @@ def audit_pool(pool: str, *, verify_files: bool = False, engine: Engine = "inlin
     damaged = tuple(verify(pool, engine=engine)) if verify_files else ()
     try:
         commits = read_commits(pool)
-        counts = counting.count_pool(pool, commits)
+        counts = counting.count_pool(commits)
     except Exception as error:
         if not damaged:
             raise
@@ -680,9 +680,9 @@ def audit_lines(audit: Audit) -> list[str]:
     return [printable(line) for line in (*lines, conclusion(audit))]
 
 
-def audit_plain(audit: Audit) -> dict[str, Any]:
+def audit_plain(audit: Audit) -> dict[str, object]:
     """The audit as plain values, for JSON."""
-    plain: dict[str, Any] = {"complete": False}
+    plain: dict[str, object] = {"complete": False}
     if audit.counts is not None:
         plain = disk.to_plain(audit.counts)
     return {
@@ -744,17 +744,17 @@ def conclusion(audit: Audit) -> str:
 
 
 def _notes(commits: Commits, counts: PoolCounts) -> Iterator[str]:
-    pool, fetch = commits.pool, counts.fetch
+    layout, fetch = commits.layout, counts.fetch
     if fetch.attempted and not fetch.stored:
         reason = min(fetch.reasons, key=lambda name: (-fetch.reasons[name], name))
         yield (
             f"none of the {fetch.attempted} rows is stored; an example of {reason}: "
             f"{example_row(commits, reason)}"
         )
-    recipe = counting.recipe_of_pool(pool)
-    if recipe is not None and (unlisted := views_not_in(recipe, pool)):
+    recipe = counting.recipe_of_pool(layout)
+    if recipe is not None and (unlisted := views_not_in(recipe, layout)):
         yield unlisted_views_line(recipe, unlisted)
-    for view, changes in (differing_views(recipe, pool) if recipe else {}).items():
+    for view, changes in (differing_views(recipe, layout) if recipe else {}).items():
         yield (
             f"view {view} has other rules than recipe.json of the pool: {changes}; "
             "clipmill filter made it with another recipe"

@@ -161,7 +161,7 @@ def purge_scores(out: PoolWriter, name: str, purged: Mapping[int, Mask], commits
         changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
         return table, {**metadata, **changed, "scored": scored[shard]}
 
-    _rewrite_bundles(out, AlignedFiles.of_scores(out.pool, name), purged, change)
+    _rewrite_bundles(out, AlignedFiles.of_scores(out.layout, name), purged, change)
 
     def rewrite(shard: int) -> None:  # of a set that is being made: not in its bundle yet
         path = out.layout.score_part(name, shard)
@@ -187,7 +187,7 @@ def purge_masks(out: PoolWriter, view: str, purged: Mapping[int, Mask]) -> dict[
         changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
         return changed, {**metadata, "kept": now_kept[shard]}
 
-    _rewrite_bundles(out, AlignedFiles.of_view(out.pool, view), purged, change)
+    _rewrite_bundles(out, AlignedFiles.of_view(out.layout, view), purged, change)
     return now_kept
 
 
@@ -384,8 +384,8 @@ def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]
     """(the shards, the files of pairs and plan) that may have some of these uids: those that the
     row index names, if it is up to date; else all.
     """
-    pool = commits.pool
-    files = _pair_files(PoolLayout(pool))
+    layout = commits.layout
+    files = _pair_files(layout)
     everything = commits.shards.tolist(), files
     if len(uids) > LOOKED_UP:
         return everything
@@ -395,9 +395,9 @@ def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]
         if len(located.others):  # shards that the table lacks
             return everything
         shards.update(located.shards)
-    if not is_planned(pool):
+    if not is_planned(layout):
         return sorted(shards), files
-    plan = read_plan(pool)
+    plan = read_plan(layout)
     if len(plan) != len(commits):  # rows that wait to be fetched are in no shard yet
         return everything
     of_plan = set()
@@ -406,7 +406,6 @@ def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]
         location = plan.location(shard)
         of_plan.add(location.file)
         parts |= _parts_of(location, uids)
-    layout = PoolLayout(pool)
     return sorted(shards), [*map(layout.pairs_part, sorted(parts)), *sorted(of_plan)]
 
 
@@ -423,8 +422,8 @@ def _parts_of(location: RowsOfShard, uids: pa.Array) -> set[int]:
 def _pair_files(layout: PoolLayout) -> list[str]:
     """The parts of the pairs and the files of the plan that hold pairs."""
     files = [disk.join(layout.pairs, name) for name in disk.list_names(layout.pairs, ".parquet")]
-    if is_planned(layout.root):
-        files += read_plan(layout.root).files
+    if is_planned(layout):
+        files += read_plan(layout).files
     return files
 
 
@@ -734,7 +733,7 @@ def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows
         commits, replaced = _purge_shards(out, rows)
         _purge_scores(out, commits, rows, journal)
         _purge_views(out, commits, rows, journal)
-    drop = not is_planned(pool)
+    drop = not is_planned(layout)
     out.check()
     examples = {layout.pairs_part(int(part)): each for part, each in journal.examples.items()}
     has_changes = examples or (drop and rows.files)
@@ -748,9 +747,9 @@ def _finish(out: PoolWriter, commits: Commits, journal: Journal, rows: FoundRows
     deque(in_threads(purge_file, sorted({*rows.files, *examples})), 0)
     if has_changes:
         write_parts(layout)
-    recipe = recipe_of_pool(pool)
+    recipe = recipe_of_pool(layout)
     if recipe is not None:
-        write_pool_json(pool, recipe, {}, commits)
+        write_pool_json(commits, recipe, {})
     out.remove(layout.progress_json)  # what the last build showed has names of hosts
     record = journal.record  # ended again after a kill, it has the same name
     name = f"{record.at.replace(':', '')}-{disk.content_hash(record.uids)}.json"
@@ -785,18 +784,18 @@ def purge_lines(result: Purge) -> list[str]:
     return lines
 
 
-def purges_of_uid(pool: str, uid: str) -> list[dict[str, Any]]:
+def purges_of_uid(layout: PoolLayout, uid: str) -> list[dict[str, Any]]:
     """The purges that removed a row: {"at", "by": kinds of selectors, "rows"}."""
-    return [_shown(record) for record in _records(PoolLayout(pool)) if uid in record.uids]
+    return [_shown(record) for record in _records(layout) if uid in record.uids]
 
 
-def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
+def purges_of_name(layout: PoolLayout, name: str) -> list[dict[str, Any]]:
     """The purges whose selectors named a URL, or a domain that it lies in."""
     criteria = {"url": {name}}
     if host := compared_host(name):
         criteria["domain"] = set(_suffixes(host))
     wanted = set(_hashes(criteria))
-    return [_shown(record) for record in _records(PoolLayout(pool)) if wanted & set(record.hashes)]
+    return [_shown(record) for record in _records(layout) if wanted & set(record.hashes)]
 
 
 def purge_line(purge: Mapping[str, Any]) -> str:
@@ -824,10 +823,10 @@ def _hashes(criteria: Criteria) -> Iterator[str]:
 
 def _old(layout: PoolLayout) -> tuple[str, ...]:
     """The score sets that depend on other rows of the pool, and the views that read one."""
-    sets = complete_score_sets(layout.root)
+    sets = complete_score_sets(layout)
     dependent = {name for name, document in sets.items() if document.whole_pool}
     views = []
-    for view in view_names(layout.root) if dependent else ():
+    for view in view_names(layout) if dependent else ():
         document = read_document(layout.view_json(view), ViewDocument)
         if not document.frozen and dependent & set(document.scores.values()):
             views.append(view)
@@ -836,7 +835,7 @@ def _old(layout: PoolLayout) -> tuple[str, ...]:
 
 def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) -> Journal:
     """What is to be purged, and what is to be subtracted from the documents of scores and views."""
-    pool, layout = commits.pool, PoolLayout(commits.pool)
+    layout = commits.layout
     sets = [name for name in disk.list_names(layout.scores) if "@" in name]
     positions = np.searchsorted(commits.shards, np.array(list(rows.shards), np.int64))
     records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
@@ -855,7 +854,7 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
         record=record,
         fingerprint=commits.fingerprint,
         frozen=dict(_frozen(commits)),
-        views={view: _decided(layout, view, rows.shards) for view in view_names(pool)},
+        views={view: _decided(layout, view, rows.shards) for view in view_names(layout)},
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
         examples=dict(_examples(layout, urls, criteria.get("domain", set()))),
@@ -863,7 +862,7 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
 
 
 def _frozen(commits: Commits) -> Iterator[tuple[str, str]]:
-    for view in view_names(commits.pool):
+    for view in view_names(commits.layout):
         document = read_document(PoolLayout(commits.pool).view_json(view), ViewDocument)
         if document.frozen and is_current(document, commits):
             yield view, document.fingerprint
@@ -915,7 +914,7 @@ def _urls(commits: Commits, rows: FoundRows) -> set[str]:
 
 def _decided(layout: PoolLayout, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:
     """{rule: purged rows that it decided}, "" for those that the view keeps."""
-    files = AlignedFiles.of_view(layout.root, view)
+    files = AlignedFiles.of_view(layout, view)
     decided: dict[str, int] = {}
 
     def look(shard: int) -> list[str | None]:
@@ -933,7 +932,7 @@ def _decided(layout: PoolLayout, view: str, purged: Mapping[int, Mask]) -> dict[
 
 
 def _scored(layout: PoolLayout, name: str, purged: Mapping[int, Mask]) -> int:
-    files = AlignedFiles.of_scores(layout.root, name)
+    files = AlignedFiles.of_scores(layout, name)
 
     def look(shard: int) -> int:
         return int(files.metadata(shard)["scored"]) if files.has(shard) else 0
@@ -1001,11 +1000,11 @@ def _purge_views(out: PoolWriter, commits: Commits, rows: FoundRows, journal: Jo
             own = own_shards(document, commits) if is_frozen else commits
             changed = minus(document, decided, own.fingerprint)
             out.remove(layout.view_rules(view))
-            shards, counts = view_shards(commits.pool, document)
+            shards, counts = view_shards(commits.layout, document)
             counts = counts.copy()
             counts[np.searchsorted(shards, list(kept))] = list(kept.values())
-            table = write_view_shards(commits.pool, view, shards, counts)
+            table = write_view_shards(commits.layout, view, shards, counts)
             changed = replace(changed, shards=table)
             out.write_json(path, changed, sealed=True)
             document = changed
-        remove_view_shards(commits.pool, view, document.shards.file)
+        remove_view_shards(commits.layout, view, document.shards.file)

@@ -17,6 +17,7 @@ from clipmill.manifests.columns import SIDECAR, with_extra
 from clipmill.manifests.commits import (
     Commits,
     IndexWriter,
+    read_commits,
     read_files,
     read_index_document,
     rebuild_index,
@@ -126,7 +127,7 @@ def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]
     done += _documents(out, wrong)
     recipe = _recipe(out.layout)
     if done and recipe is not None:
-        write_pool_json(pool, recipe, {})
+        write_pool_json(read_commits(pool), recipe, {})
     return done
 
 
@@ -147,7 +148,7 @@ def remove_uncommitted_of(layout: PoolLayout, wrong: Sequence[Damage]) -> None:
 def _recipe(layout: PoolLayout) -> Recipe | None:
     """The recipe of the pool; None where it is not there or damaged."""
     try:
-        return recipe_of_pool(layout.root)
+        return recipe_of_pool(layout)
     except (ValueError, OSError):
         return None
 
@@ -225,20 +226,20 @@ def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterato
                 more = f"; {lost} rows that are not stored have the reason {LOST}: "
                 yield f"{line}{more}`build --retry transient`" if lost else line
         todo = [shard for shard in fetched if shard in own]
-        if todo and recipe is not None and is_planned(pool):
+        if todo and recipe is not None and is_planned(out.layout):
             yield from _fetch_again(out, recipe, contents, todo, index, engine)
 
 
 def _fetch_again(
     out: PoolWriter,
     recipe: Recipe,
-    contents: Mapping[str, Mapping[str, Any]],
+    contents: Mapping[str, Mapping[str, object]],
     shards: Sequence[int],
     index: IndexWriter,
     engine: Engine,
 ) -> Iterator[str]:
     """Fetch every row of some shards again, as a build does."""
-    plan = read_plan(out.pool)
+    plan = read_plan(out.layout)
     job = ShardJob(out=out, recipe=recipe, contents=contents, decoders=1, replace=True)
     stage = Stage(name="repair", work=Downloader, job=job, result=CommitRecord)
     shard_of = {plan.shard(shard).id: shard for shard in shards}
@@ -275,7 +276,7 @@ def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple
     pairs: list[Pair] = []
     retried: list[str | None] = []
     if len(rows) < record.count:
-        pairs, retried = read_shard(out.pool, shard)
+        pairs, retried = read_shard(out.layout, shard)
     complete, lost = [], 0
     for position in range(record.count):
         key = row_key(shard, position)

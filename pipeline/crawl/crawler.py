@@ -405,7 +405,7 @@ def _say_what_grew(final: pa.Table, base: int) -> None:
         )
 
 
-def _content_alone(content: Mapping[str, Any]) -> Any:
+def _content_alone(content: Mapping[str, object]) -> object:
     """What is equal of two files with equal bytes; None where that is not known."""
     return content.get("xxh3") or content.get("etag") or content.get("md5")
 
@@ -597,7 +597,7 @@ def _known_parts(layout: PoolLayout, source: Source) -> tuple[pa.Table, list[str
         )
     reader = reader_of(source)
 
-    def is_unchanged(part: tuple[str | None, Mapping[str, Any]]) -> bool:
+    def is_unchanged(part: tuple[str | None, Mapping[str, object]]) -> bool:
         path, content = part
         return path is None or reader.is_unchanged(path, source, content)
 
@@ -644,7 +644,7 @@ def _check_grown(layout: PoolLayout, source: Source, folder: str, numbers: Seque
         logger.warning("%d pairs of %s have no image in it now: they stay", gone, folder)
 
 
-def contents_of_rows(layout: PoolLayout, source: Source) -> dict[str, Mapping[str, Any]]:
+def contents_of_rows(layout: PoolLayout, source: Source) -> dict[str, Mapping[str, object]]:
     """The content of each file of a source of kind image_table by its absolute path: the pairs name
     rows of them. ValueError where the files are not those that the pairs were made of.
     """

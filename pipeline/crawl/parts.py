@@ -246,7 +246,7 @@ class UidsDigest:
         return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._content.digest())
 
 
-def content_of(parts: pa.Table) -> list[Mapping[str, Any]]:
+def content_of(parts: pa.Table) -> list[Mapping[str, object]]:
     """What identified the content of each source file."""
     return [json.loads(text) for text in parts["content"].to_pylist()]
 

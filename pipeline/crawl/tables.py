@@ -108,7 +108,7 @@ class PairTable:
         is_parquet = self.has_captions and table_ending(path) == PARQUET
         return class_names(path, self.caption_column) if is_parquet else ()
 
-    def _captions(self, row: Sequence[Any] | None, names: Sequence[str]) -> Sequence[Any]:
+    def _captions(self, row: Sequence[object] | None, names: Sequence[str]) -> Sequence[Any]:
         """The values that are captions of a row, at least one."""
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
         value = unlisted(value)
@@ -121,7 +121,7 @@ class PairTable:
             value = [each for each in value if (as_text(each) or "").strip()][:1]
         return value or [None]
 
-    def _pair(self, address: Any, caption: Any) -> tuple[str, str]:
+    def _pair(self, address: object, caption: object) -> tuple[str, str]:
         """URL and caption of a row. ValueError whose text is the reason why it has none."""
         link = _readable_text(address) or ""
         if link.strip(SPACE):
@@ -139,7 +139,7 @@ class PairTable:
             raise ValueError("long_caption")
         return self.url_of(link), text
 
-    def _extra(self, row: Sequence[Any] | None) -> list[Any]:
+    def _extra(self, row: Sequence[object] | None) -> list[Any]:
         assert row is not None
         own = row[len(row) - len(self.casts) :]
         return [cast(value) for cast, value in zip(self.casts, own, strict=True)]
@@ -194,7 +194,7 @@ class PairTable:
             ) from None
 
 
-def _readable_text(value: Any) -> str | None:
+def _readable_text(value: object) -> str | None:
     """A value as text; None for NULL. ValueError("damaged") where it is not valid text."""
     text = as_text(value)
     if text is None and not is_null(value):
@@ -202,21 +202,21 @@ def _readable_text(value: Any) -> str | None:
     return text
 
 
-def _is_nested(value: Any) -> bool:
+def _is_nested(value: object) -> bool:
     """Whether a value is a struct or a map, or a list of nothing but these, and of lists."""
     if isinstance(value, list) and value:
         return all(isinstance(each, (Mapping, list, tuple)) for each in value)
     return isinstance(value, (Mapping, tuple))
 
 
-def _are_quoted(captions: Sequence[Any]) -> bool:
+def _are_quoted(captions: Sequence[object]) -> bool:
     """Whether texts are as a .csv has them: some have doubled quotation marks in a pair of them,
     and none begins with one and is no such value."""
     marked = [each for each in captions if isinstance(each, str) and each.startswith('"')]
     return any('""' in each[1:-1] for each in marked) and all(map(QUOTED.fullmatch, marked))
 
 
-def _are_words(captions: Sequence[Any]) -> bool:
+def _are_words(captions: Sequence[object]) -> bool:
     """Whether each value is a list of the words of one caption: none has a blank, and some words
     are no caption."""
     words = [word for each in captions if isinstance(each, list) for word in each]
@@ -227,7 +227,7 @@ def _are_words(captions: Sequence[Any]) -> bool:
     )
 
 
-def labelled(value: Any, names: Sequence[str] | None) -> Any:
+def labelled(value: object, names: Sequence[str] | None) -> Any:
     """The name of a label, or those of a list of labels; None for a number that has none."""
     if names and isinstance(value, list):
         return [labelled(each, names) for each in value]
@@ -496,7 +496,7 @@ def check_folder(folder: str, source: Source) -> None:
     folder_table(images, source).check(path)
 
 
-def folder_content(folder: str, source: Source) -> dict[str, Any]:
+def folder_content(folder: str, source: Source) -> dict[str, object]:
     """What identifies what is read of a folder: the names of its images, and its captions."""
     images, digest = ImageFolder(folder, source), xxhash.xxh3_128()
     names = images.images()

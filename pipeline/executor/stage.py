@@ -138,7 +138,7 @@ class ActorPool:
         ready, _ = ray.wait(references, num_returns=1, timeout=timeout_s)
         return list(ready)
 
-    def handle(self, reference: Any) -> None:
+    def handle(self, reference: object) -> None:
         """Act on a reference that is ready."""
         if reference in self._starting:
             self._worker_started(reference)
@@ -248,7 +248,7 @@ class ActorPool:
         self._actors.remove(actor)
         self._actors.append(actor)
 
-    def _worker_died(self, actor: Any, death: list[str]) -> None:
+    def _worker_died(self, actor: object, death: list[str]) -> None:
         """Record the end of all tickets of a worker: `death`, unless they ended before."""
         import ray
 
@@ -394,7 +394,7 @@ def _ray_has_ended() -> bool:
     """Whether Ray had this machine only, and has it no more: no other node will come."""
     import ray
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, object]] = ray.nodes()  # type: ignore[no-untyped-call]
     return ray_runtime.is_one_machine() and not any(node["Alive"] for node in nodes)
 
 

@@ -313,7 +313,7 @@ class TarReader:
             hint += f"; its JSON has {names}: a text may be named as caption_column"
         return hint
 
-    def _dotted_row(self, sample: Sample, extension: str) -> dict[str, Any]:
+    def _dotted_row(self, sample: Sample, extension: str) -> dict[str, object]:
         name = sample.members[extension].name
         record = self._record({}, name)
         record["uid"] = self._uid(record, {})
@@ -325,8 +325,8 @@ class TarReader:
         )
 
     def _sample_row(
-        self, sample: Sample, listed: Mapping[str, Any], tar: IO[bytes]
-    ) -> dict[str, Any]:
+        self, sample: Sample, listed: Mapping[str, object], tar: IO[bytes]
+    ) -> dict[str, object]:
         values = json_object(sample.read(tar, "json"))
         values |= {name: value for name, value in listed.items() if value is not None}
         self.present.update(values)
@@ -378,7 +378,7 @@ class TarReader:
                 record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
         return outcome_row(record, self.row_columns, stored=True)
 
-    def _row_without_sample(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _row_without_sample(self, key: str, values: Mapping[str, object]) -> dict[str, object]:
         """A row of the parquet that the tar has no sample of."""
         record = self._record(values, key)
         record["caption"] = None if record["caption"] is None else valid_text(record["caption"])
@@ -392,7 +392,7 @@ class TarReader:
             reason = reason_of(str(values.get("status")), message)
         return self._failed(record, reason, message or "no reason was given")
 
-    def _record(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def _record(self, values: Mapping[str, object], name: str) -> dict[str, Any]:
         """The columns of a row that the json member or the parquet gives."""
         caption = _first_text(values, self.caption_column) if self.caption_column else None
         record: dict[str, Any] = {
@@ -407,14 +407,14 @@ class TarReader:
             record[extra] = cast_value(values.get(column), kind)
         return record
 
-    def _uid(self, record: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    def _uid(self, record: Mapping[str, Any], values: Mapping[str, object]) -> str:
         """DataComp's own where it is given, else as for any row."""
         given = _text(values, "uid") or ""
         if UID.fullmatch(given):
             return given
         return disk.uid_of(record["url"], record["caption"] or "")
 
-    def _failed(self, record: Mapping[str, Any], reason: str, detail: str) -> dict[str, Any]:
+    def _failed(self, record: Mapping[str, object], reason: str, detail: str) -> dict[str, object]:
         failure = {**record, "reason": reason, "error_message": detail}
         return outcome_row(failure, self.row_columns, stored=False)
 
@@ -443,7 +443,7 @@ def _listed_rows(tar: str) -> dict[str, dict[str, Any]]:
         return {}
     lists = [python_values(column) for column in table.columns]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
-    listed: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, object]] = {}
     for row in rows:
         key = _key(row["key"])
         if key is None:
@@ -463,7 +463,7 @@ def _listed_rows(tar: str) -> dict[str, dict[str, Any]]:
     return listed
 
 
-def json_object(data: bytes | None) -> dict[str, Any]:
+def json_object(data: bytes | None) -> dict[str, object]:
     """A json member's values; {} where it is not there, not JSON, nested too deep, or no object."""
     try:
         value = json.loads(data or b"{}")
@@ -472,13 +472,13 @@ def json_object(data: bytes | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _key(value: Any) -> str | None:
+def _key(value: object) -> str | None:
     """A key as text, also that of a column of numbers, which has lost its leading zeros."""
     number = None if isinstance(value, (str, bytes, bool)) else as_int(value)
     return _text({"key": value}, "key") if number is None else str(number)
 
 
-def _first_text(values: Mapping[str, Any], name: str) -> str | None:
+def _first_text(values: Mapping[str, object], name: str) -> str | None:
     """A text; of a list of texts the first that is not blank."""
     value = values.get(name)
     for each in value if isinstance(value, list) else []:
@@ -487,7 +487,7 @@ def _first_text(values: Mapping[str, Any], name: str) -> str | None:
     return _text(values, name)
 
 
-def _text(values: Mapping[str, Any], name: str) -> str | None:
+def _text(values: Mapping[str, object], name: str) -> str | None:
     """A text, also one that Parquet holds as bytes; None for any other value."""
     value = values.get(name)
     if isinstance(value, bytes):
@@ -495,7 +495,7 @@ def _text(values: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _side(value: Any) -> int | None:
+def _side(value: object) -> int | None:
     """A number of pixels, also as a double, a decimal or text; None for what can be none."""
     pixels = None if isinstance(value, bool) else as_int(value)
     return pixels if pixels is not None and 0 < pixels <= LONGEST_SIDE else None
@@ -698,10 +698,3 @@ def tar_changed(record: CommitRecord) -> bool:
     if not record.tar_stamp or has_stamp(record.tar, record.tar_stamp):
         return False
     return disk.file_sha256(path) != record.tar_sha256
-
-
-def changed_tars(pool: str) -> list[str]:
-    """The adopted tars of a pool that are gone, or that another program rewrote."""
-    adopted = [record for record in read_commits(pool).records() if record.adopted]
-    changed = in_threads(tar_changed, adopted, THREADS)
-    return [record.tar for record, flag in zip(adopted, changed, strict=True) if flag]

@@ -71,7 +71,7 @@ def outcomes(folder: Path, settings: Fetch, rows: int) -> Iterator[tuple[int, Ou
                 yield position, success(image, row, settings)
 
 
-def failure(status: str, message: str) -> dict[str, Any]:
+def failure(status: str, message: str) -> dict[str, object]:
     """Columns of a row that the tool did not store."""
     http = re.match(r"HTTP Error (\d{3})", message)
     return {
@@ -81,7 +81,7 @@ def failure(status: str, message: str) -> dict[str, Any]:
     }
 
 
-def success(image: bytes, row: Mapping[str, Any], settings: Fetch) -> Outcome:
+def success(image: bytes, row: Mapping[str, object], settings: Fetch) -> Outcome:
     """Columns, bytes and extension of a row that the tool stored.
 
     With disable_all_reencoding it stores whatever came, a page of HTML too, and measures nothing:
@@ -304,9 +304,9 @@ def run(python: str, pairs: Sequence[Pair], settings: Fetch, folder: Path) -> No
         )
 
 
-def options(settings: Fetch, folder: Path) -> dict[str, Any]:
+def options(settings: Fetch, folder: Path) -> dict[str, object]:
     """The arguments of img2dataset.download for a list in `folder`."""
-    arguments: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
+    arguments: dict[str, object] = {name: getattr(settings, name) for name in PASSED_ON}
     arguments |= {
         "url_list": str(folder / "list.parquet"),
         "input_format": "parquet",
@@ -361,7 +361,7 @@ def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[i
     return status, " | ".join(lines[-LAST_LINES:]) or "nothing"
 
 
-def pair_columns(pair: Pair) -> dict[str, Any]:
+def pair_columns(pair: Pair) -> dict[str, object]:
     """What a sidecar's row has of its pair, with the page's own signals."""
     page_signals = signals((), pair.robots)
     text = json.dumps(page_signals, sort_keys=True, ensure_ascii=False) if page_signals else None

@@ -403,7 +403,7 @@ async def read_rows(
     pairs: Sequence[Pair],
     settings: Fetch,
     column: str,
-    contents: Mapping[str, Mapping[str, Any]],
+    contents: Mapping[str, Mapping[str, object]],
     readers: asyncio.Semaphore,
 ) -> AsyncGenerator[tuple[int, Fetched], None]:
     """As Fetcher.fetch, for pairs whose url is the address of a row of a Parquet file. Each file is
@@ -422,7 +422,7 @@ async def read_rows(
         await asyncio.to_thread(_require_content, path, contents[path])
 
 
-def _require_content(path: str, content: Mapping[str, Any]) -> None:
+def _require_content(path: str, content: Mapping[str, object]) -> None:
     """ValueError where a file that is there has other content than its rows were named from."""
     with suppress(FileNotFoundError):  # each of its rows is missing_file
         if not is_unchanged(path, content):

@@ -193,7 +193,7 @@ LINK = re.compile(r'<[^<>]*>((?:[^,"]|"[^"]*")*)')  # of a Link header; its para
 PARAMETER = re.compile(r';\s*([^\s;=,"]+)\s*=\s*("[^"]*"|[^;,]*)')
 
 
-def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, Any]:
+def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, object]:
     """Every signal of the headers of a response and of the page, raw; {} where there is none.
 
     `page_robots` is the JSON that crawl keeps: {"meta": […], "x-robots-tag": […]}.
@@ -225,7 +225,7 @@ class OptoutPolicy:
         self.policy = policy
         self.names = (product(user_agent), *LIKE_US)  # by which sites address us
 
-    def refusal(self, raw: Mapping[str, Any]) -> tuple[str, str] | None:
+    def refusal(self, raw: Mapping[str, object]) -> tuple[str, str] | None:
         """(reason, the words that refuse) for the signals of a row, or None where it may stay."""
         return refusal(raw, self.user_agent, self.policy)
 

@@ -174,10 +174,10 @@ class Robots:
         """Whether we may fetch the URL."""
         return not self._disallowed(url, self.us)
 
-    def summary(self, url: str) -> dict[str, Any]:
+    def summary(self, url: str) -> dict[str, object]:
         """What is kept beside the row. Empty lists and fields are left out."""
         disallowed = self._disallowed(url, (*self.us, *self.judged, "*"))
-        summary: dict[str, Any] = {"allowed": not any(name in disallowed for name in self.us)}
+        summary: dict[str, object] = {"allowed": not any(name in disallowed for name in self.us)}
         if others := [name for name in (*self.judged, "*") if name in disallowed]:
             summary["disallowed"] = others
         for field, rules in self.usage.items():
@@ -388,7 +388,7 @@ def read_tdmrep(body: bytes) -> tuple[Rule, ...]:
     return rules
 
 
-def _tdm_rules(entry: Any, location: str) -> Iterator[Rule]:
+def _tdm_rules(entry: object, location: str) -> Iterator[Rule]:
     """The rules in a value of a tdmrep.json: a list, a rule without brackets or without a location,
     rules under a name or under their paths. A rule that cannot be read is about every path.
     """
@@ -409,7 +409,7 @@ def _tdm_rules(entry: Any, location: str) -> Iterator[Rule]:
         yield _tdm_rule(None, {})
 
 
-def _tdm_rule(location: Any, fields: Mapping[str, Any]) -> Rule:
+def _tdm_rule(location: object, fields: Mapping[str, object]) -> Rule:
     reservation, policy = fields.get("tdm-reservation"), fields.get("tdm-policy")
     if not isinstance(location, str) and not reserves(reservation):
         return Rule(pattern=pattern_of("/"), said={"unread": "a rule without a location"})
@@ -422,7 +422,7 @@ def _tdm_rule(location: Any, fields: Mapping[str, Any]) -> Rule:
     return Rule(pattern=pattern_of(_location_pattern(location)), said=said)
 
 
-def tdm_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
+def tdm_summary(rules: Iterable[Rule], url: str) -> dict[str, object] | None:
     """The rule that decides about a URL.
 
     The report asks for "the most specific match" and calls it "the first in sequence". Where the
@@ -493,7 +493,7 @@ def _ai_rule(word: str, value: str) -> Rule:
     )
 
 
-def ai_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
+def ai_summary(rules: Iterable[Rule], url: str) -> dict[str, object] | None:
     """The line that decides about a URL: the longest that covers it, of equal ones a Disallow.
 
     A URL without a file type may be any of IMAGE_TYPES: a Disallow for one of them counts.
@@ -564,7 +564,7 @@ class Verdict:
     reason: str | None
     detail: str = ""
     # For the row's raw signals; None where the site says nothing.
-    signal: dict[str, Any] | None = None
+    signal: dict[str, object] | None = None
     crawl_delay_s: float | None = None  # what robots.txt asks for between two requests
     # Until the site may be asked for its files again, if it said.
     retry_after_s: float | None = None
@@ -692,7 +692,7 @@ class Sites:
                 answer = answers["robots.txt"] = await self._client.get(f"{origin}/robots.txt")
                 robots = self._robots(answer)
                 failed = answer.reason is not None or _forbids(answer.status)
-            others: dict[str, Any] = {}
+            others: dict[str, tuple[Rule, ...] | str] = {}
             if not failed and not isinstance(robots, str):
                 others = await self._read_others(origin, robots, answers)
             for rules in others.values():
@@ -738,12 +738,12 @@ class Sites:
 
     async def _read_others(
         self, origin: str, robots: Robots | None, answers: dict[str, FileAnswer]
-    ) -> dict[str, Any]:
+    ) -> dict[str, tuple[Rule, ...] | str]:
         """tdmrep.json and ai.txt: rules, or why they cannot be read. `answers` gets what came.
 
         Where one gets no answer the next is not requested.
         """
-        others: dict[str, Any] = {}
+        others: dict[str, tuple[Rule, ...] | str] = {}
         answer: FileAnswer | None = None
         delay_s = self._settings.delay_s
         ends = own_time.now() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
@@ -772,7 +772,7 @@ class Sites:
                 others[name] = () if is_missing else f"status {status}"
         return others
 
-    def _rules(self, answer: FileAnswer, read: Callable[[bytes, tuple[str, ...]], Any]) -> Any:
+    def _rules(self, answer: FileAnswer, read: Callable[[bytes, tuple[str, ...]], object]) -> Any:
         """What `read` finds in a file, or why it cannot be read."""
         try:
             return read(inflated(answer.body, answer.encoding), self._policy.names)
@@ -833,13 +833,15 @@ class Sites:
         )
 
 
-def _summary(rules: Any, url: str, summarize: Any) -> dict[str, Any] | None:
+def _summary(
+    rules: tuple[Rule, ...] | str, url: str, summarize: Callable[..., Any]
+) -> dict[str, object] | None:
     """What is kept of one file. A file that robots.txt disallows may not exist at all."""
     if isinstance(rules, str):
         return {"not_asked" if rules == NOT_ASKED else "unread": rules}
     if not rules:
         return None
-    summary: dict[str, Any] | None = summarize(rules, url)
+    summary: dict[str, object] | None = summarize(rules, url)
     return summary
 
 

@@ -107,7 +107,7 @@ def serve(memory_bytes: int, deadline_s: float) -> None:
         if instruction != known or limits is None:  # most images of a run have the same one
             settings, boxes, hashed = json.loads(instruction)
             known, limits = instruction, Limits(**settings)
-        heads: list[dict[str, Any]] = []
+        heads: list[dict[str, object]] = []
         images: list[bytes] = []
         for body in bodies:
             # SIGPROF ends the process, even in C code and without a parent.

@@ -643,7 +643,7 @@ def content_hashes(body: bytes, settings: Fetch) -> dict[str, str]:
     return hashes
 
 
-def check_hash(body: bytes, extra: Mapping[str, Any] | None, settings: Fetch) -> None:
+def check_hash(body: bytes, extra: Mapping[str, object] | None, settings: Fetch) -> None:
     """RejectedImage("hash_mismatch") where the bytes differ from the hash in verify_hash's column.
 
     A row without a hash is refused too: a pool of verified images must not have an unverified one.

@@ -7,7 +7,7 @@ import errno
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,13 @@ class LockHead:
     columns: dict[str, str]  # sha256 of the values of each column
     id: str = ""  # of all this
 
-    def with_id(self) -> dict[str, Any]:
+    def with_id(self) -> dict[str, object]:
         """The plain head with its id."""
-        plain: dict[str, Any] = disk.to_plain(self)
+        plain: dict[str, object] = disk.to_plain(self)
         return plain | {"id": head_id(plain)}
 
 
-def head_id(plain: dict[str, Any]) -> str:
+def head_id(plain: Mapping[str, object]) -> str:
     """The id of a plain head: sha256 over all but the id, 64 hex digits."""
     content = {key: value for key, value in plain.items() if key != "id"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

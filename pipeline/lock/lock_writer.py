@@ -111,7 +111,7 @@ class _LockWriter:
         self.recipe = _complete_recipe(commits)
         self.extra_columns = _extra_columns(self.recipe)
         self.views = _current_views(self._pool, views)
-        self.plan = read_plan(self.pool) if is_planned(self.pool) else None
+        self.plan = read_plan(commits.layout) if is_planned(commits.layout) else None
         agent = self.recipe.fetch.user_agent or "clipmill"
         # Another policy has refused such rows when they were fetched.
         refused = refusing_signals(self.recipe.fetch.optout)
@@ -199,7 +199,7 @@ class _LockWriter:
         names = {*ROWS.names, *self.extra_columns, *lock_file.COLUMNS}
         return table.select([name for name in table.column_names if name in names])
 
-    def _from_plan(self, shard: int, uids: pa.ChunkedArray) -> dict[str, Any]:
+    def _from_plan(self, shard: int, uids: pa.ChunkedArray) -> dict[str, object]:
         """The columns that only the plan has; NULL where the pool was not planned."""
         names = FROM_PLAN[1:]
         if self.plan is None:
@@ -208,7 +208,7 @@ class _LockWriter:
         table = read_row_group(location.file, location.row_group, FROM_PLAN)
         if not table["uid"].combine_chunks().equals(uids.combine_chunks()):
             line = f"shard {shard_name(shard)} has other rows than the plan"
-            raise ValueError(_repair_line(self.pool, line))
+            raise ValueError(f"{line}: run clipmill audit repair {self.pool}, then lock the pool")
         return {name: table[name] for name in names}
 
     def _refused_later(self) -> pa.Array:
@@ -258,7 +258,7 @@ class _LockWriter:
             extra_columns=self.extra_columns,
             fingerprint=self.commits.fingerprint,
             shards=len(self.commits),
-            groups=None if self.plan is None else group_count(self.pool),
+            groups=None if self.plan is None else group_count(self.commits.layout),
             rows=sum(self.outcomes.values()),
             outcomes=dict(sorted(self.outcomes.items())),
             rows_sha256=whole,
@@ -279,17 +279,13 @@ def _hidden(column: Any, hidden: Mask, field: pa.Field) -> pa.Array:
     return changed.combine_chunks() if isinstance(changed, pa.ChunkedArray) else changed
 
 
-def _repair_line(pool: str, problem: str) -> str:
-    return f"{problem}: run clipmill audit repair {pool}, then lock the pool"
-
-
 # --- before the rows ----------------------------------------------------------------------------
 
 
 def _complete_recipe(commits: Commits) -> Recipe:
     """The recipe of a pool. ValueError where the pool is not complete, or its counts are wrong."""
     pool = commits.pool
-    counts = count_pool(pool, commits)
+    counts = count_pool(commits)
     if not counts.complete:
         fetched = counts.fetch
         raise ValueError(
@@ -298,7 +294,7 @@ def _complete_recipe(commits: Commits) -> Recipe:
         )
     if counts.problems:
         raise ValueError(f"{pool} cannot be locked: {counts.problems[0]}")
-    recipe = recipe_of_pool(pool)
+    recipe = recipe_of_pool(commits.layout)
     if recipe is None:
         raise ValueError(
             f"{pool} has no recipe.json; run clipmill build to its end, then lock the pool"
@@ -326,7 +322,7 @@ def _current_views(pool: Pool, names: Sequence[str] | None) -> dict[str, OpenVie
     return {name: pool.view(name, remedy) for name in sorted(set(chosen))}
 
 
-def _plain_recipe(recipe: Recipe) -> dict[str, Any]:
+def _plain_recipe(recipe: Recipe) -> dict[str, object]:
     """What decides rows, bytes and views. Who asks and how, and paths, are a lab's own."""
     plain = disk.to_plain(recipe)
     return {

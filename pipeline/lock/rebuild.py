@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.arrays import Bytes, Integers, Mask
 from clipmill.manifests.columns import STORED, WITHHELD
 from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import DriftDocument, ViewDocument
 from clipmill.manifests.schema import (
@@ -143,7 +144,7 @@ def _shard_counts(
     yield from in_threads(work, shards)
 
 
-def _pairs(locked: Any, here: Any) -> Counter[tuple[str, str]]:
+def _pairs(locked: object, here: object) -> Counter[tuple[str, str]]:
     """How often each pair of outcomes is there."""
     table = pa.table({"locked": locked, "here": here})
     counts = table.group_by(["locked", "here"]).aggregate([([], "count_all")])
@@ -251,10 +252,10 @@ def write_lock_plan(out: PoolWriter, recipe: Recipe) -> None:
     another command has taken the lease over.
     """
     lock, pool = lock_of(recipe), out.pool
-    planned = lock_of_plan(pool)
+    planned = lock_of_plan(out.layout)
     if planned is None:
         has_pairs = bool(disk.list_names(out.layout.pairs, ".parquet"))
-        if is_planned(pool) or has_pairs or len(read_commits(pool, [])):
+        if is_planned(out.layout) or has_pairs or len(read_commits(pool, [])):
             raise ValueError(f"{pool} was built from another source: build into another folder")
         shards = _planned_shards(lock, recipe)
         write_given_plan(out, recipe, shards, lock.head.id, lock.head.groups)
@@ -272,12 +273,12 @@ def write_lock_plan(out: PoolWriter, recipe: Recipe) -> None:
         )
 
 
-def check_not_locked(pool: str, recipe: Recipe) -> None:
+def check_not_locked(layout: PoolLayout, recipe: Recipe) -> None:
     """ValueError where a pool was begun from a lock and the recipe has another source."""
-    if not is_locked(recipe) and (planned := lock_of_plan(pool)) is not None:
+    if not is_locked(recipe) and (planned := lock_of_plan(layout)) is not None:
         raise ValueError(
-            f"{pool} was begun from lock {planned[0][:SHOWN_ID]}, and recipe {recipe.name!r} has a "
-            f"source of kind {recipe.source.kind}: build into another folder"
+            f"{layout} was begun from lock {planned[0][:SHOWN_ID]}, and recipe {recipe.name!r} has "
+            f"a source of kind {recipe.source.kind}: build into another folder"
         )
 
 
@@ -528,7 +529,7 @@ def _add_lock(
         known = pc.and_(pc.equal(table["lock_outcome"], STORED), table["sha256"].is_valid())
         stored: pa.Table = table.filter(known)
         rows = stored.num_rows
-        flags: list[Any] = []
+        flags: list[object] = []
         for view in selections:
             is_kept = np.ones(rows, np.bool_) if view is None else stored[VIEW_PREFIX + view]
             flags.append(is_kept)

@@ -53,7 +53,9 @@ SCORE_KINDS = ("clip_score", "clip_loss", "head")  # filters whose column is a m
 LONG_TEXT = 200  # characters of a rule or an address
 
 
-def render(survey: Survey, data: Mapping[str, Any], links: Mapping[str, str] | None = None) -> str:
+def render(
+    survey: Survey, data: Mapping[str, object], links: Mapping[str, str] | None = None
+) -> str:
     """The whole page. data: what `page_data` gave for the survey. links: {file: title} of pages
     beside it."""
     templates = page_templates(
@@ -147,7 +149,7 @@ def _bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def _json(data: Mapping[str, Any]) -> Markup:
+def _json(data: Mapping[str, object]) -> Markup:
     """JSON inside a script element: no character ends it, whatever a caption holds."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
@@ -276,7 +278,7 @@ class Bounds:
 
 def page_data(
     survey: Survey, bounds: Bounds | None = None, *, similar: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The data of a page: with `bounds` that of a file, without them that of a server.
 
     similar: the server can say what is most like an image.
@@ -320,7 +322,7 @@ def page_data(
     }
 
 
-def _column(survey: Survey, column: NumberColumn, thresholds: int) -> dict[str, Any]:
+def _column(survey: Survey, column: NumberColumn, thresholds: int) -> dict[str, object]:
     source, meaning = survey.rows.meanings.get(column.name, ("", ""))
     plain: dict[str, Any] = {
         "name": column.name,
@@ -430,7 +432,7 @@ def _number(value: Any) -> float | int | None:
     return value if np.isfinite(value) else None
 
 
-def _group(group: Group, index: dict[int, int]) -> dict[str, Any]:
+def _group(group: Group, index: dict[int, int]) -> dict[str, object]:
     images = [index[row] for row in group.rows if row in index]
     return {
         "view": group.view,

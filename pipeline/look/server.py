@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -201,7 +200,7 @@ class Answers:
         self._below = functools.lru_cache(CACHED_COUNTS)(self._counts_below)
         self.alike = Alike.of_survey(survey)
 
-    def count(self, column: str, view: str, value: str) -> dict[str, Any]:
+    def count(self, column: str, view: str, value: str) -> dict[str, object]:
         """Rows of a view's scope below a decimal number, and the nearest images on both sides.
 
         ValueError for an unknown column or view and for what is no number.
@@ -222,7 +221,7 @@ class Answers:
             "high": records[len(low) :],
         }
 
-    def search(self, text: str, view: str) -> dict[str, Any]:
+    def search(self, text: str, view: str) -> dict[str, object]:
         """Stored rows of a view whose captions hold a text, whatever the case of its letters."""
         if not text or len(text) > LONGEST_TEXT:
             raise ValueError(f"give a text of 1 to {LONGEST_TEXT} characters")
@@ -240,14 +239,14 @@ class Answers:
             raise NoImage("the pool has no such row")
         return thumbnail(image_bytes(self.survey.rows, number), SIDE)
 
-    def similar(self, shard: int, row: int) -> dict[str, Any]:
+    def similar(self, shard: int, row: int) -> dict[str, object]:
         """The images whose embeddings are most like that of a row, the nearest first."""
         number = self.survey.rows.row_at(shard, row)
         if self.alike is None or number is None:
             raise ValueError("the row has no embedding in this pool")
         return {"images": self._records(self.alike.nearest(number))}
 
-    def like_text(self, text: str) -> dict[str, Any]:
+    def like_text(self, text: str) -> dict[str, object]:
         """The images whose embeddings are most like a text, the nearest first.
 
         ValueError for a text that is empty or too long, and where the model cannot be had.
@@ -277,7 +276,7 @@ class Answers:
         np.cumsum(scope[rows], dtype=np.int32, out=counts[1:])
         return counts, int(scope.sum())
 
-    def _records(self, rows: Iterable[int], *columns: str) -> list[dict[str, Any]]:
+    def _records(self, rows: Iterable[int], *columns: str) -> list[dict[str, object]]:
         records = image_records(self.survey, rows, columns)
         if not are_current(self.survey.rows, [record["shard"] for record in records]):
             raise Changed("The pool has changed since it was read: start clipmill look again.")
@@ -380,7 +379,7 @@ class _Handler(BaseHTTPRequestHandler):
         return ""
 
     def _route(self, path: str, parameters: Parameters) -> None:
-        routes: dict[str, Callable[[Parameters], dict[str, Any]]] = {
+        routes: dict[str, Callable[[Parameters], dict[str, object]]] = {
             "/count": lambda given: self.answers.count(
                 given["column"], given.get("view", ""), given["value"]
             ),
@@ -401,7 +400,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(404, {"error": "there is no such page"})
 
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
+    def _send(self, status: int, answer: dict[str, object]) -> None:
         self._send_bytes(status, "application/json", json.dumps(answer, allow_nan=False).encode())
 
     def _send_bytes(self, status: int, kind: str, body: bytes) -> None:

@@ -97,7 +97,7 @@ def read_rows(commits: Commits, view: str | None = None, most_rows: int = MOST_R
     """
     pool = commits.pool
     problems: list[str] = []
-    documents = _view_documents(pool, view, problems)
+    documents = _view_documents(commits.layout, view, problems)
     shards = _sample(commits, most_rows)
     current = {n: d for n, d in documents.items() if d.fingerprint == commits.fingerprint}
     scores = _current_scores(commits, problems)
@@ -141,19 +141,20 @@ def read_rows(commits: Commits, view: str | None = None, most_rows: int = MOST_R
     )
 
 
-def _view_documents(pool: str, view: str | None, problems: list[str]) -> dict[str, ViewDocument]:
-    names = view_names(pool)
+def _view_documents(
+    layout: PoolLayout, view: str | None, problems: list[str]
+) -> dict[str, ViewDocument]:
+    names = view_names(layout)
     if view is not None:
         if view not in names:
             listed = ", ".join(names) or "none"
             suggestion = disk.did_you_mean(view, names)
-            raise ValueError(f"{pool} has no view {view!r}{suggestion}; it has {listed}")
+            raise ValueError(f"{layout} has no view {view!r}{suggestion}; it has {listed}")
         names = [view]
     documents = {}
     for name in sorted(names):
         try:
-            path = PoolLayout(pool).view_json(name)
-            documents[name] = read_document(path, ViewDocument)
+            documents[name] = read_document(layout.view_json(name), ViewDocument)
         except ValueError as error:
             problems.append(str(error))
     return documents
@@ -934,7 +935,7 @@ def survey_pool(pool: str, view: str | None = None, most_rows: int = MOST_ROWS) 
 
 def _survey(pool: str, view: str | None, most_rows: int) -> Survey:
     commits = read_commits(pool)
-    counts = count_pool(pool, commits)
+    counts = count_pool(commits)
     rows = read_rows(commits, view, most_rows)
     columns = {column.name: column for column in number_columns(rows)}
     sizes = {one.name: one.document.kept for one in rows.views}

@@ -114,7 +114,6 @@ class Round:
 
     number: int
     path: str  # its folder
-    first_shard: int
     document: PlanDocument
 
     def file(self, number: int) -> str:
@@ -132,23 +131,19 @@ def plan_json(folder: str) -> str:
     return disk.join(folder, "plan.json")
 
 
-def is_planned(pool: str) -> bool:
+def is_planned(layout: PoolLayout) -> bool:
     """Whether a pool has a plan."""
-    return disk.exists(plan_json(PoolLayout(pool).plan_round(0)))
+    return disk.exists(plan_json(layout.plan_round(0)))
 
 
-def read_rounds(pool: str) -> list[Round]:
+def read_rounds(layout: PoolLayout) -> list[Round]:
     """The rounds of a plan in order. ValueError where there is no plan."""
-    layout = PoolLayout(pool)
     rounds: list[Round] = []
-    first = 0
     while disk.exists(plan_json(path := layout.plan_round(len(rounds)))):
-        number = len(rounds)
-        document = _read_plan_json(layout, plan_json(path), number)
-        rounds.append(Round(number=number, path=path, first_shard=first, document=document))
-        first += document.shards
+        document = _read_plan_json(layout, plan_json(path), len(rounds))
+        rounds.append(Round(number=len(rounds), path=path, document=document))
     if not rounds:
-        raise ValueError(f"{pool} has no plan; run clipmill build on its recipe first")
+        raise ValueError(f"{layout} has no plan; run clipmill build on its recipe first")
     return rounds
 
 
@@ -226,12 +221,12 @@ class Plan:
         return RowsOfShard(shard=shard, file=file, row_group=row_group)
 
 
-def read_plan(pool: str) -> Plan:
+def read_plan(layout: PoolLayout) -> Plan:
     """The shards of a pool. ValueError where there is no plan."""
     files: list[str] = []
     tables = []
-    for each in read_rounds(pool):
-        table = _shards_of_round(PoolLayout(pool), each)
+    for each in read_rounds(layout):
+        table = _shards_of_round(layout, each)
         numbers = range(int(table["file"].to_numpy().max(initial=-1)) + 1)
         location = pa.array(table["file"].to_numpy() + len(files), pa.int64())
         tables.append(table.set_column(SHARDS.get_field_index("file"), "file", location))
@@ -267,17 +262,19 @@ def _shards_of_round(layout: PoolLayout, each: Round) -> pa.Table:
 # --- rows -------------------------------------------------------------------------------------
 
 
-def read_shard_table(pool: str, shard: int, rounds: Sequence[Round] | None = None) -> pa.Table:
+def read_shard_table(
+    layout: PoolLayout, shard: int, rounds: Sequence[Round] | None = None
+) -> pa.Table:
     """The rows of one shard, columns of PLAN and the extra ones. ValueError where there is none.
 
     `rounds` are those of the pool, where they were read already.
     """
-    rounds = rounds or read_rounds(pool)
-    total = rounds[-1].first_shard + rounds[-1].document.shards
+    rounds = rounds or read_rounds(layout)
+    total = rounds[-1].document.first_shard + rounds[-1].document.shards
     if not 0 <= shard < total:
-        raise ValueError(f"{pool} has no shard {shard}; its plan has {total}, numbered from 0")
-    each = rounds[bisect_right([round_.first_shard for round_ in rounds], shard) - 1]
-    number = shard - each.first_shard
+        raise ValueError(f"{layout} has no shard {shard}; its plan has {total}, numbered from 0")
+    each = rounds[bisect_right([one.document.first_shard for one in rounds], shard) - 1]
+    number = shard - each.document.first_shard
     file = bisect_right(each.document.files, number) - 1
     return read_row_group(each.file(file), number - each.document.files[file])
 
@@ -308,17 +305,17 @@ def pairs_of(table: pa.Table) -> tuple[list[Pair], list[str | None]]:
     return pairs, retried
 
 
-def read_shard(pool: str, shard: int) -> tuple[list[Pair], list[str | None]]:
+def read_shard(layout: PoolLayout, shard: int) -> tuple[list[Pair], list[str | None]]:
     """The pairs of one shard in fetch order, and for each the key of the row that it retries.
 
     Position i has the key f"{shard:05d}{i:04d}". ValueError where the plan has no such shard.
     """
-    return pairs_of(read_shard_table(pool, shard))
+    return pairs_of(read_shard_table(layout, shard))
 
 
-def rows_of_shard(pool: str, shard: int) -> list[Pair]:
+def rows_of_shard(layout: PoolLayout, shard: int) -> list[Pair]:
     """The pairs of one shard in fetch order."""
-    return read_shard(pool, shard)[0]
+    return read_shard(layout, shard)[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,14 +351,14 @@ def check_unchanged(planned: PlanDocument, asked: PlanDocument, recipe: Recipe, 
         )
 
 
-def group_count(pool: str) -> int | None:
+def group_count(layout: PoolLayout) -> int | None:
     """How many host groups the plan of a pool has; None where each shard is a group of its own."""
-    return read_rounds(pool)[0].document.groups
+    return read_rounds(layout)[0].document.groups
 
 
-def lock_of_plan(pool: str) -> tuple[str, dict[str, Any]] | None:
+def lock_of_plan(layout: PoolLayout) -> tuple[str, dict[str, Any]] | None:
     """(id of the lock that a plan was made of, the identity of its recipe); None without a lock."""
-    if not is_planned(pool):
+    if not is_planned(layout):
         return None
-    document = read_rounds(pool)[0].document
+    document = read_rounds(layout)[0].document
     return None if document.lock is None else (document.lock, document.recipe)

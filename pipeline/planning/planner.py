@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class PlanFile:
     groups: Sequence[int] | Integers  # of each shard
     sizes: Sequence[int] | Integers  # rows of each shard
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """As the footer of the file has it."""
         lists = {"groups": [*map(int, self.groups)], "sizes": [*map(int, self.sizes)]}
         return {**disk.to_plain(self), **lists}
@@ -322,7 +321,7 @@ def sort_retries(job: PlanJob) -> Work:
 
     They are the transient rows of the shards; those that an earlier round retries are left out.
     """
-    schema, pool, rounds = job.run_schema, job.out.pool, job.rounds
+    schema, layout, rounds = job.run_schema, job.out.layout, job.rounds
 
     def work(ticket: Ticket) -> None:
         unit: ShardUnit = ticket.payload
@@ -330,10 +329,10 @@ def sort_retries(job: PlanJob) -> Work:
         done = retried_keys(rounds, shards[0], shards[-1])
         tables = [schema.empty_table()]
         for shard in shards:
-            wanted = np.setdiff1d(_transient_keys(job.out.layout, shard), done)
+            wanted = np.setdiff1d(_transient_keys(layout, shard), done)
             if len(wanted):
                 positions = pa.array(wanted % KEYS_PER_SHARD)
-                rows = read_shard_table(pool, shard, rounds).take(positions)
+                rows = read_shard_table(layout, shard, rounds).take(positions)
                 texts = pa.array([f"{key:09d}" for key in wanted.tolist()], pa.string())
                 rows = rows.set_column(rows.schema.get_field_index("retry_of"), "retry_of", texts)
                 tables.append(rows.select(schema.names).cast(schema))
@@ -502,7 +501,7 @@ def write_plan(
     links = int(parts["pairs"].to_numpy().sum())
     groups = host_groups(links, recipe.fetch.rows_per_shard) if by_host else None
     out.check()
-    rounds, first = (read_rounds(pool) if is_planned(pool) else []), 0
+    rounds, first = (read_rounds(out.layout) if is_planned(out.layout) else []), 0
 
     def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[PlanDocument, PlanJob]:
         """(what plan.json says of the pairs of some parts, the job of its tickets)."""
@@ -513,7 +512,8 @@ def write_plan(
             parts=(first, first + len(some)),
         )
         size = int(some["bytes"].to_numpy().sum())
-        per_ticket = _rows_per_ticket(int(some["pairs"].to_numpy().sum()), size)
+        fitting = BYTES_PER_TICKET * int(some["pairs"].to_numpy().sum()) // max(size, 1)
+        per_ticket = max(1, min(ROWS_PER_TICKET, fitting))
         return document, _job(out, recipe, document, first_shard, per_ticket)
 
     for each in rounds:
@@ -521,14 +521,15 @@ def write_plan(
         if of_parts is None and each.number:
             continue  # of retries
         end = of_parts[1] if of_parts else len(parts)
-        document, job = of_round(each.number, parts.slice(first, end - first), each.first_shard)
+        some, begin = parts.slice(first, end - first), each.document.first_shard
+        document, job = of_round(each.number, some, begin)
         check_unchanged(each.document, document, recipe, pool)
         _remove_scratch(out, job.id)  # that of a round that was stopped stays
         first = end
     if rounds and first == len(parts):
         return {}
     parts = parts.slice(first)
-    planned = rounds[-1].first_shard + rounds[-1].document.shards if rounds else 0
+    planned = rounds[-1].document.first_shard + rounds[-1].document.shards if rounds else 0
     document, job = of_round(len(rounds), parts, planned)
     rows, per_ticket = parts["pairs"].to_numpy(), job.rows_per_file
     bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
@@ -550,8 +551,8 @@ def add_retries(
     A row that an earlier round retries already is left out: it is still to come, or it has a key of
     its own. No round is written where no row is left.
     """
-    pool = out.pool
-    plan, rounds, shards = read_plan(pool), read_rounds(pool), _shards_to_retry(out.layout)
+    layout = out.layout
+    plan, rounds, shards = read_plan(layout), read_rounds(layout), _shards_to_retry(layout)
     if not len(shards):
         _remove_scratch(out)
         return {}
@@ -646,10 +647,6 @@ def _document(recipe: Recipe, pairs: str, groups: int | None) -> PlanDocument:
     )
 
 
-def _rows_per_ticket(rows: int, size: int) -> int:
-    return max(1, min(ROWS_PER_TICKET, BYTES_PER_TICKET * rows // max(size, 1)))
-
-
 def _job(
     out: PoolWriter, recipe: Recipe, plan: PlanDocument, first_shard: int, rows_per_file: int
 ) -> PlanJob:
@@ -689,7 +686,7 @@ def _steps(
     job: PlanJob,
     document: PlanDocument,
     sort: Callable[[PlanJob], Work],
-    payload: Callable[[int], Any],
+    payload: Callable[[int], object],
 ) -> Iterator[Step]:
     """Sort, slice, merge, and plan.json. `payload`: of a ticket of sort, by its number."""
     exchange = job.exchange

@@ -18,7 +18,7 @@ def commit_columns(
     name: str,
     shard: str | int,
     content: bytes,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     scored: int,
 ) -> int:
     """Create the file of a shard that waits for the bundle of the set `name`; returns the rows that
@@ -38,7 +38,7 @@ def commit_columns(
     return scored
 
 
-def _metadata_of_same_rows(path: str, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+def _metadata_of_same_rows(path: str, expected: Mapping[str, object]) -> dict[str, Any] | None:
     """What is written about columns that are there; None where they are of other rows."""
     try:
         there = disk.read_metadata(path)

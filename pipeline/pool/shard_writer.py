@@ -113,7 +113,7 @@ class ShardJob:
     out: PoolWriter
     recipe: Recipe
     # Of a source of kind image_table: the content of each of its files, by its absolute path
-    contents: Mapping[str, Mapping[str, Any]] | None = None
+    contents: Mapping[str, Mapping[str, object]] | None = None
     decoders: int | None = None  # child processes of a worker; None: one per core
     replace: bool = False  # make committed shards again
 
@@ -125,13 +125,13 @@ class TarFile:
     name: str
     bytes: int
     sha256: str
-    stamp: dict[str, Any] | None = None  # of an adopted one, see CommitRecord.tar_stamp
+    stamp: dict[str, object] | None = None  # of an adopted one, see CommitRecord.tar_stamp
 
 
 def publish_shard(
     out: PoolWriter,
     shard: int,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     tar: TarFile,
     *,
     staged_tar: Path | None = None,
@@ -141,7 +141,7 @@ def publish_shard(
     schema: pa.Schema = SIDECAR,
     engine: str | None = None,
     engine_version: str | None = None,
-    manners: Mapping[str, Any] | None = None,
+    manners: Mapping[str, object] | None = None,
 ) -> CommitRecord:
     """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
 
@@ -410,7 +410,7 @@ def _integers_out_of_range(values: Mapping[str, Any], columns: RowColumns) -> li
     return names
 
 
-def member_json(values: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
+def member_json(values: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
     """{key}.json: the values that the response decided; no times and no offsets in the tar."""
     known = {}
     for name, value in values.items():
@@ -452,7 +452,7 @@ class ShardWriter:
         self.schema = with_extra(SIDECAR, extra_columns or {})
         self._columns = RowColumns.of(self.schema)
         self._rows: dict[int, dict[str, Any]] = {}
-        self._extra: dict[int, dict[str, Any]] = {}
+        self._extra: dict[int, dict[str, object]] = {}
         self._spool: IO[bytes] = tempfile.TemporaryFile(prefix="clipmill-spool-")  # noqa: SIM115
         self._spooled: dict[int, tuple[int, int, int]] = {}  # start, length, checksum
         self._started = time.monotonic()

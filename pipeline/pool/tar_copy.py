@@ -12,7 +12,6 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +78,7 @@ def copy_tar_with(
     rows: pa.Table,
     kept: Mask,
     expected_sha256: str,
-    added: Sequence[Mapping[str, Any]] = (),
+    added: Sequence[Mapping[str, object]] = (),
 ) -> TarCopy:
     """Copy the samples of some stored rows of a sidecar, and nothing else, into a local file.
 
@@ -209,7 +208,7 @@ def _stem(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
-def _with_keys(content: bytes, values: Mapping[str, Any]) -> bytes:
+def _with_keys(content: bytes, values: Mapping[str, object]) -> bytes:
     """A JSON object with more keys, in the form of `member_json`."""
     try:
         known = json.loads(content)

@@ -19,7 +19,7 @@ from clipmill.filters.base import FilterBase, PoolFilter, set_id
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import Bundle, BundleWriter
 from clipmill.manifests.arrays import Integers, Mask
-from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import (
     BUNDLE_SHARDS,
     PoolLayout,
@@ -52,19 +52,19 @@ def name_of_filter(
     return f"{instance or filter_.name}@{set_id(filter_, ids)}"
 
 
-def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
+def read_score_set(layout: PoolLayout, name: str) -> ScoreSetDocument | None:
     """scores.json of a set, None where it was never complete. ValueError for a damaged file."""
-    path = PoolLayout(pool).score_set_json(name)
+    path = layout.score_set_json(name)
     if not disk.exists(path):
         return None
     try:
         return read_document(path, ScoreSetDocument)
     except ValueError as error:
-        raise ValueError(f"{error}; run clipmill score {pool} with the same recipe") from error
+        raise ValueError(f"{error}; run clipmill score {layout} with the same recipe") from error
 
 
 def filter_specs(
-    recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, Any]
+    recipe: Recipe | None, names: Sequence[str], changes: Mapping[str, object]
 ) -> list[FilterSpec]:
     """The filters to score by: those of the recipe that are in `names` (default: all), or `names`
     without a recipe.
@@ -212,7 +212,7 @@ class PoolSets:
             documents = []
             for set_name in self.possible_names(name, skip_damaged):
                 try:
-                    document = read_score_set(self.pool, set_name)
+                    document = read_score_set(self.commits.layout, set_name)
                 except ValueError as error:
                     if not skip_damaged:
                         raise
@@ -258,7 +258,7 @@ class PoolSets:
         if missing:
             self.require(missing[0])
         names = list(self.possible_names(name))
-        is_old = any(read_score_set(self.pool, each) for each in names)
+        is_old = any(read_score_set(self.commits.layout, each) for each in names)
         state = "of an older state of the pool" if is_old else "not there"
         raise ValueError(
             f"{self.pool}: the scores of filter {name} ({' or '.join(names)}) are {state}; "
@@ -278,16 +278,14 @@ TOP_REASONS = 5
 EXAMPLE_COLUMNS = ["key", "url", "error_message", "reason"]
 
 
-def shards_with_rows(pool: str, commits: Commits | None = None) -> Commits:
-    """What is committed; `commits` if the caller has read it.
+def shards_with_rows(commits: Commits) -> Commits:
+    """The same commits.
 
     ValueError where nothing is committed or no row is stored. It names the most frequent reasons
     and an example row.
     """
-    if commits is None:
-        commits = read_commits(pool)
     if not len(commits):
-        raise ValueError(_nothing_committed(pool))
+        raise ValueError(_nothing_committed(commits.layout))
     if not commits.totals.stored:
         raise ValueError(_nothing_stored(commits))
     return commits
@@ -323,8 +321,7 @@ def _nothing_stored(commits: Commits) -> str:
     )
 
 
-def _nothing_committed(pool: str) -> str:
-    layout = PoolLayout(pool)
+def _nothing_committed(layout: PoolLayout) -> str:
     links, pairs = 0, 0
     reasons: Counter[str] = Counter()
     examples: dict[str, str] = {}
@@ -337,10 +334,10 @@ def _nothing_committed(pool: str) -> str:
         reason = min(reasons, key=lambda name: (-reasons[name], name))
         example = f"; an example of {reason}: {examples[reason]}" if reason in examples else ""
         return (
-            f"{pool}: none of the {links} rows of the source became a pair: "
+            f"{layout}: none of the {links} rows of the source became a pair: "
             f"{reasons_text(reasons)}{example}; correct the source in the recipe"
         )
-    return f"{pool} has no committed shard; build it first: clipmill build RECIPE --out {pool}"
+    return f"{layout} has no committed shard; build it first: clipmill build RECIPE --out {layout}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -408,7 +405,7 @@ def _metadata_of(layout: PoolLayout, name: str, shards: Integers, there: set[str
     """The same of one bundle. A file of its own is newer than the bundle. `there`: the files of
     the set."""
     first = int(shards[0])
-    by_shard: dict[int, Mapping[str, Any]] = {}
+    by_shard: dict[int, Mapping[str, object]] = {}
     if bundle_name(first) in there:
         bundle = Bundle(layout.score_bundle(name, first))
         by_shard |= {int(shard): metadata for shard, metadata in bundle.shards.items()}

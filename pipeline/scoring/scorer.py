@@ -17,7 +17,7 @@ from clipmill.filters.table import Table
 from clipmill.manifests import disk, ray_runtime
 from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.arrays import Array
-from clipmill.manifests.commits import Commits
+from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import shard_name
 from clipmill.manifests.ray_runtime import Engine, settled
 from clipmill.manifests.records import ScoreSetDocument
@@ -92,7 +92,7 @@ def score(
     A row that cannot be decoded or scored has NULL. ValueError for unknown filters, options or
     weights, for columns to read that are not there, and for a pool without a stored row.
     """
-    commits = shards_with_rows(out.pool, commits)
+    commits = shards_with_rows(read_commits(out.pool) if commits is None else commits)
     run = _Run(out=out, commits=commits, engine=engine)
     sets = PoolSets(commits, _with_others(specs, recipe))
     jobs: dict[str, _Job] = {}
@@ -110,7 +110,7 @@ def score(
         failed = _make_sets(run, of_level)
         if failed:
             break
-    documents = {name: read_score_set(out.pool, name) for name in names}
+    documents = {name: read_score_set(out.layout, name) for name in names}
     shown = {name: disk.to_plain(document or {}) for name, document in documents.items()}
     return {"sets": shown, "failed": failed, "joined": run.joined}
 

@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -150,7 +149,7 @@ def list_columns(pool: str) -> list[Column]:
 
     ValueError for a pool without stored rows.
     """
-    opened = Pool(shards_with_rows(pool))
+    opened = Pool(shards_with_rows(read_commits(pool)))
     columns = []
     for field in opened.schema:
         from_recipe = field.name not in SIDECAR.names
@@ -507,11 +506,11 @@ def choose_views(
     unknown views and columns, rules that are no rules, filters that are not scored yet, a pool
     without stored rows, and a view that keeps nothing.
     """
-    commits = shards_with_rows(out.pool, commits)
+    commits = shards_with_rows(read_commits(out.pool) if commits is None else commits)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
     inputs: dict[str, Inputs] = {}
     columns: dict[str, set[str]] = {}
-    sets: dict[str, Any] = {}
+    sets: dict[str, tuple[str, ScoreSetDocument]] = {}
     # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     in_sidecars = pool_sets.table.schema.names
@@ -533,7 +532,7 @@ def choose_views(
         )
     select = _by_rules(commits, recipe.views, columns, sets, {})
     documents = _make(out, commits, inputs, select, hashed)
-    if names is None and (unlisted := views_not_in(recipe, out.pool)):
+    if names is None and (unlisted := views_not_in(recipe, out.layout)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return documents
 
@@ -546,7 +545,7 @@ def _inputs_of_made(
     Equal rules read the same columns. Where the words of the rules may name no others than columns
     of the score sets of before, and these are still the current ones, nothing else has changed.
     """
-    document = read_view(pool_sets.pool, name)
+    document = read_view(pool_sets.commits.layout, name)
     if document is None or document.rules != rules or any(rule.random_like for rule in rules):
         return None
     owners = scored.owners_named(" ".join(rule.where or "" for rule in rules))
@@ -571,7 +570,7 @@ def random_like(
     `random_like_VIEW`, which is drawn with seed 0. They have a hash where `view` has. ValueError
     if the pool has no view of that name, or one that is older than its shards.
     """
-    whole = Pool(shards_with_rows(out.pool)).view(view)
+    whole = Pool(shards_with_rows(read_commits(out.pool))).view(view)
     model, commits = whole.document, whole.commits
     inputs: dict[str, Inputs] = {}
     views = []
@@ -606,7 +605,7 @@ def parts_of_views(
         raise ValueError("name the views that a part is to be made of")
     if not all(0 <= seed < PART_SEED for seed in seeds):
         raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
-    commits = shards_with_rows(out.pool)
+    commits = shards_with_rows(read_commits(out.pool))
     opened = {view: Pool(commits).view(view) for view in views}
     wholes = {view: each.document for view, each in opened.items()}
     if len(states := {(whole.fingerprint, whole.frozen) for whole in wholes.values()}) > 1:
@@ -680,11 +679,11 @@ def _add_parts(
         masks.add(name, shard_name(shard), mask)
 
 
-def read_view(pool: str, name: str) -> ViewDocument | None:
+def read_view(layout: PoolLayout, name: str) -> ViewDocument | None:
     """NAME.json of a view, None where it does not exist or is damaged. ValueError for an
     impossible name."""
     check_view_name(name)
-    path = PoolLayout(pool).view_json(name)
+    path = layout.view_json(name)
     if not disk.exists(path):
         return None
     try:
@@ -701,13 +700,13 @@ def freeze(out: PoolWriter, view: str, name: str) -> dict[str, ViewDocument]:
     ValueError for a view that is not there or is older than the shards, and for a name that another
     view has.
     """
-    pool, whole = out.pool, Pool(shards_with_rows(out.pool)).view(view)
+    pool, whole = out.pool, Pool(shards_with_rows(read_commits(out.pool))).view(view)
     model, commits = whole.document, whole.commits
     check_view_name(name)
     inputs = Inputs(
         rules=model.rules, scores=model.scores, fingerprint=commits.fingerprint, frozen=True
     )
-    if (taken := read_view(pool, name)) is not None and not inputs.made(taken):
+    if (taken := read_view(out.layout, name)) is not None and not inputs.made(taken):
         raise ValueError(f"{pool} has a view {name!r} already; freeze {view!r} under another name")
 
     def select(
@@ -750,28 +749,28 @@ def check_view_name(name: str) -> None:
         )
 
 
-def views_not_in(recipe: Recipe, pool: str) -> list[str]:
+def views_not_in(recipe: Recipe, layout: PoolLayout) -> list[str]:
     """Views of the pool that the recipe does not have. Random views of its own views, and views
     that are frozen or of selected rows, which come from no recipe, are not among them."""
     listed = {view.name for view in recipe.views}
     listed |= {random_view_name(name) for name in listed}
     names = []
-    for name in view_names(pool):
+    for name in view_names(layout):
         if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
             continue  # of another name: a file that a person left there
-        document = read_view(pool, name)
+        document = read_view(layout, name)
         if document is None or not (document.frozen or is_selected(document.rules)):
             names.append(name)
     return names
 
 
-def differing_views(recipe: Recipe, pool: str) -> dict[str, str]:
+def differing_views(recipe: Recipe, layout: PoolLayout) -> dict[str, str]:
     """Views of the pool that were made with other rules than the recipe has for them, and what
     differs.
     """
     differing = {}
     for view in recipe.views:
-        document = read_view(pool, view.name)
+        document = read_view(layout, view.name)
         if document is None:
             continue
         rules = rules_of(recipe.views, view.name)
@@ -818,7 +817,7 @@ def _make(
     documents: dict[str, ViewDocument] = {}
     before: dict[str, ViewDocument | None] = {}  # of the views to make
     for name, given in inputs.items():
-        document = read_view(commits.pool, name)
+        document = read_view(commits.layout, name)
         if document is not None and given.made(document) and has_masks(commits, document):
             documents[name] = document
         else:
@@ -911,8 +910,8 @@ def write_view(
     disk.sync_folder(layout.views)
     masks.publish(name)
     out.check()
-    remove_view_shards(commits.pool, name)
-    shards = write_view_shards(commits.pool, name, commits.shards, kept)
+    remove_view_shards(commits.layout, name)
+    shards = write_view_shards(commits.layout, name, commits.shards, kept)
     disk.remove(layout.view_rules(name))
     if selection.effects:
         effects = ViewRulesDocument(
@@ -1001,7 +1000,7 @@ def _rule_changes(before: Sequence[ViewRule], after: Sequence[ViewRule]) -> list
 def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | None:
     """The view `name` where `write_selected_view` made it of these shards for this `where`."""
     inputs = _selected_inputs(commits, where)
-    document = read_view(commits.pool, name)
+    document = read_view(commits.layout, name)
     if document is None or document.rows_sha256 is None or not inputs.made(document):
         return None  # a purge has removed some of its rows
     return document if has_masks(commits, document) else None
@@ -1022,7 +1021,7 @@ def write_selected_view(
     hash of the rows that it selects, if it is known. ValueError where none of them is stored.
     """
     check_view_name(name)
-    _refuse_frozen(read_view(commits.pool, name), _selected_inputs(commits, where))
+    _refuse_frozen(read_view(commits.layout, name), _selected_inputs(commits, where))
     source = JoinedColumns(commits, {"status"}, {}, encoded=True)
     masks = MaskFiles(out, commits, [name])
     stored_rows = 0
@@ -1044,7 +1043,7 @@ def write_selected_view(
         steps = (("attempted", source.rows), ("stored", stored_rows), (SELECTED, kept_rows))
         selection = Selection(thresholds={}, funnel=steps, kept=kept_rows)
         inputs = _selected_inputs(commits, where)
-        before = read_view(commits.pool, name)
+        before = read_view(commits.layout, name)
         if rows_sha256 is None:
             kept_by = functools.partial(masks.kept_rows, name)
             rows_sha256 = hash_rows(commits, {name: kept_by})[name]

@@ -364,7 +364,7 @@ def _answer_of_parser(query: str, text: str) -> str:
         return str(connection.execute(query, [text]).fetchall()[0][0])
 
 
-def walk(value: Any, *, into: Callable[[Tree], bool] | None = None) -> Iterator[Tree]:
+def walk(value: object, *, into: Callable[[Tree], bool] | None = None) -> Iterator[Tree]:
     """Every mapping inside a tree, outer ones first. What is inside a constant is left out, and
     nodes for which `into` is false with all that is inside them."""
     waiting = [value]
@@ -484,7 +484,7 @@ def without_nan(tree: Tree, types_of: Callable[[Sequence[str]], Sequence[str]]) 
     return {**tree, "select_list": replaced(tree["select_list"], guarded)}
 
 
-def _computed(value: Any) -> Iterator[Tree]:
+def _computed(value: object) -> Iterator[Tree]:
     """What comparisons compare and is no column and no constant. A lambda has names of its own."""
     for node in walk(value, into=lambda node: node.get("class") != "LAMBDA"):
         names = COMPARED.get(str(node.get("class")), ())
@@ -758,7 +758,7 @@ def _literal(nodes: Sequence[Tree]) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def times_larger(value: Any) -> float:
+def times_larger(value: object) -> float:
     """How many times larger than the values of a row those of a tree may be; infinity where it is
     no constant that says so."""
     if isinstance(value, list):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
 from clipmill.pipeline.audit.counts import count_pool
 from tests.support import commands
 from tests.support.other_tars import picture
@@ -136,6 +137,6 @@ def test_a_picture_is_found_by_what_its_table_means(row: Row, tmp_path: Path) ->
             if each["reason"] is None:
                 found[each["url"]] = each["caption"]
     assert found == {str(folder / name): text for name, text in row.stored.items()}, row.why
-    counts = count_pool(str(pool))
+    counts = count_pool(read_commits(str(pool)))
     assert counts.crawl is not None
     assert {**counts.crawl.reasons, **counts.fetch.reasons} == row.reasons

@@ -18,6 +18,7 @@ from clipmill.filters.table import Table
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
 from tests.support import commands
 from tests.support.small_pool import Row, jpeg, make_pool
@@ -110,7 +111,7 @@ def scored(
     assert commands.score(argv) == 0
     report = json.loads(capsys.readouterr().out)
     (name,) = report["sets"]
-    files = AlignedFiles.of_scores(pool, name)
+    files = AlignedFiles.of_scores(PoolLayout(pool), name)
     values: list[Any] = []
     for shard in read_commits(pool).shards.tolist():
         values += files.read(shard)[0]["written"].to_pylist()

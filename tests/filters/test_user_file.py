@@ -12,6 +12,7 @@ from PIL import Image
 from clipmill.filters import check_filters, instances_of, make, user_file
 from clipmill.filters.base import Batch, Filter, set_id
 from clipmill.manifests import reader
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
@@ -183,7 +184,7 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     words = [pool, "--recipe", str(tmp_path / "r.yaml"), "--engine", "inline"]
     assert commands.score(words) == 0
     assert "mine@" in capsys.readouterr().out
-    (name,) = [each for each in score_set_names(pool) if each.startswith("mine@")]
+    (name,) = [each for each in score_set_names(PoolLayout(pool)) if each.startswith("mine@")]
     values = scores_of(pool, name, 0)["mine"].to_pylist()
     assert values == [0, 0, 0, 0]  # the pictures of the pool have one colour each
     recipe = reader.read_manifest(tmp_path / "r.yaml", Recipe)
@@ -194,4 +195,6 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     assert "mine" in told
     # Another option of one instance, by its name.
     assert commands.score([*words, "--filters", "mine", "--set", "mine.step=1"]) == 0
-    assert len([each for each in score_set_names(pool) if each.startswith("mine@")]) == 2
+    assert (
+        len([each for each in score_set_names(PoolLayout(pool)) if each.startswith("mine@")]) == 2
+    )

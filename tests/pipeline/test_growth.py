@@ -364,7 +364,11 @@ def test_what_is_made_of_a_frozen_view_is_the_same_after_the_pool_has_grown(
     def made() -> dict[str, Any]:
         assert commands.filter_pool(["random-like", pool, "best_w1", "--seed", "3"]) == 0
         assert commands.filter_pool(["part", pool, "best_w1", "all_w1", "--share", "0.999"]) == 0
-        made = {name: view_file(lists.pool, name) for name in view_names(pool) if "_w1" in name}
+        made = {
+            name: view_file(lists.pool, name)
+            for name in view_names(PoolLayout(pool))
+            if "_w1" in name
+        }
         assert len(made) == 5
         capsys.readouterr()
         assert commands.filter_pool(["hash", pool, "all_w1"]) == 0

@@ -199,6 +199,6 @@ def test_columns_that_another_worker_wrote_meanwhile_stay(
     recipe_run.build(recipe, pool, engine="inline", until="score")
     assert len(written) == 2
     (name,) = disk.list_names(PoolLayout(pool).scores)
-    columns = AlignedFiles.of_scores(pool, name)
+    columns = AlignedFiles.of_scores(PoolLayout(pool), name)
     assert [columns.metadata(shard)["seconds"] for shard in (0, 1)] == [12345.0, 12345.0]
     assert verify(pool) == []

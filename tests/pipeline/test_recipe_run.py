@@ -21,6 +21,7 @@ from PIL import Image
 from clipmill.examples.miniweb import small_web
 from clipmill.examples.miniweb.settings import Miniweb
 from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
 from clipmill.pipeline.audit.counts import count_pool
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
@@ -68,7 +69,7 @@ def built(web: tuple[Path, int], folder: Path, engine: str) -> Path:
 
 
 def test_all_counts_are_consistent(inline: Path) -> None:
-    crawl = count_pool(str(inline)).crawl
+    crawl = count_pool(read_commits(str(inline))).crawl
     assert crawl is not None
     records = read_commit_records(str(inline))
     assert len(records) > 2

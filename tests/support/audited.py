@@ -13,7 +13,7 @@ from PIL import Image
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS
-from clipmill.manifests.layout import CommitRecord
+from clipmill.manifests.layout import CommitRecord, PoolLayout
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
 from clipmill.pipeline.pool.lease import PoolWriter
@@ -75,9 +75,9 @@ def image_bytes(width: int, shade: int) -> bytes:
 
 def write_shard(pool: str, task: PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
-    retried = read_shard(pool, task.shard)[1]
+    retried = read_shard(PoolLayout(pool), task.shard)[1]
     with ShardWriter(PoolWriter(pool), task.shard, task.id, str(task.group)) as writer:
-        for row, pair in enumerate(rows_of_shard(pool, task.shard)):
+        for row, pair in enumerate(rows_of_shard(PoolLayout(pool), task.shard)):
             number = pair.link or 0
             dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)
             reason = None if not dead else "http_4xx" if number % 5 == 4 else "dns"

@@ -41,12 +41,12 @@ def write_bundles(
 
 def scores_of(pool: str | Path, name: str, shard: int | str) -> pa.Table:
     """The columns that the score set NAME@ID has of a shard."""
-    return AlignedFiles.of_scores(str(pool), name).read(shard)[0]
+    return AlignedFiles.of_scores(PoolLayout(str(pool)), name).read(shard)[0]
 
 
 def mask_of(pool: str | Path, view: str, shard: int | str) -> pa.Table:
     """What a view makes of each row of a shard."""
-    return AlignedFiles.of_view(str(pool), view).read(shard)[0]
+    return AlignedFiles.of_view(PoolLayout(str(pool)), view).read(shard)[0]
 
 
 def write_scores(
@@ -71,7 +71,7 @@ def write_masks(pool: str | Path, view: str, masks: Mapping[int | str, pa.Table]
         shards.append((shard, mask.cast(VIEW), said))
     write_bundles(disk.join(PoolLayout(str(pool)).views, view), VIEW, shards)
     numbers = np.array([int(shard) for shard in masks], np.int64)
-    return write_view_shards(str(pool), view, numbers, np.array(counts, np.int64))
+    return write_view_shards(PoolLayout(str(pool)), view, numbers, np.array(counts, np.int64))
 
 
 def change_shard(

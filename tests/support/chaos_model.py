@@ -91,7 +91,7 @@ def look(inputs: str, pool: str) -> dict[str, Any]:
             if row["url"] is not None:
                 result["content"].append(number)
     if disk.exists(PoolLayout(pool).pool_json):
-        counts = count_pool(pool)
+        counts = count_pool(read_commits(pool))
         result["complete"], result["problems"] = counts.complete, list(counts.problems)
         result["problems"] += verify(pool)
     return result

@@ -299,7 +299,7 @@ def state(pool: str) -> dict[str, Any]:
 
 def problems_at_end(pool: str) -> list[str]:
     """What is wrong with a pool whose command has ended."""
-    return [*verify(pool), *count_pool(pool).problems]
+    return [*verify(pool), *count_pool(read_commits(pool)).problems]
 
 
 # --- what is killed -------------------------------------------------------------------------------

@@ -139,27 +139,27 @@ def _everything(pool: str) -> Iterator[Any]:
     for name in disk.list_names(layout.scores):
         document = read_document(layout.score_set_json(name), ScoreSetDocument)
         yield document
-        yield from _aligned(AlignedFiles.of_scores(pool, name), commits.shards.tolist())
+        yield from _aligned(AlignedFiles.of_scores(PoolLayout(pool), name), commits.shards.tolist())
     for file in disk.list_names(layout.views, ".json"):
         view = file.removesuffix(".json")
         yield read_document(layout.view_json(view), ViewDocument)
-        yield from _aligned(AlignedFiles.of_view(pool, view), commits.shards.tolist())
+        yield from _aligned(AlignedFiles.of_view(PoolLayout(pool), view), commits.shards.tolist())
         if disk.exists(layout.view_rules(view)):
             yield read_document(layout.view_rules(view), ViewRulesDocument)
     for file in disk.list_names(layout.pairs, ".parquet"):
         path = disk.join(layout.pairs, file)
         yield disk.read_parquet(path).to_pylist()
         yield Note(disk.read_metadata(path))
-    if is_planned(pool):
-        for shard in read_plan(pool):
+    if is_planned(PoolLayout(pool)):
+        for shard in read_plan(PoolLayout(pool)):
             yield shard
-            yield read_shard(pool, shard.shard)
+            yield read_shard(PoolLayout(pool), shard.shard)
     if disk.exists(layout.parts):
         yield pq.read_table(layout.parts).to_pylist()
     if disk.exists(layout.pool_json):
         yield read_document(layout.pool_json, PoolDocument)
     if disk.exists(layout.recipe_json):
-        yield recipe_of_pool(pool)
+        yield recipe_of_pool(PoolLayout(pool))
 
 
 def _aligned(files: AlignedFiles, shards: list[int]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from clipmill.filters.caption import Caption
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.scoring.scorer import score
@@ -46,7 +47,11 @@ def kept_samples(pool: str, view: str = "wide") -> dict[str, dict[str, bytes]]:
     samples = {}
     commits = read_commits(pool)
     for shard in commits.shards.tolist():
-        mask = AlignedFiles.of_view(pool, view).read(shard, ["kept"])[0]["kept"].to_pylist()
+        mask = (
+            AlignedFiles.of_view(PoolLayout(pool), view)
+            .read(shard, ["kept"])[0]["kept"]
+            .to_pylist()
+        )
         members = tar_members(commits.tar(shard))
         for row, kept in zip(
             disk.read_parquet(commits.sidecar(shard)).to_pylist(), mask, strict=True

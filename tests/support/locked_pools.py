@@ -172,8 +172,8 @@ def write_planned(
     optout: str | None = None,
 ) -> None:
     """Commit a planned shard; every row ends as `outcome` says of its link number."""
-    task = read_plan(pool).shard(shard)
-    pairs, retried = read_shard(pool, shard)
+    task = read_plan(PoolLayout(pool)).shard(shard)
+    pairs, retried = read_shard(PoolLayout(pool), shard)
     with ShardWriter(PoolWriter(pool), shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(pairs):
             record = row_not_asked(pair)
@@ -201,7 +201,7 @@ def plan_from(lock: str, pool: Path) -> tuple[str, Recipe]:
 def make_from(lock: str, folder: Path, outcome: Outcome = lambda _: None) -> str:
     """A complete pool from a lock, without its views."""
     pool, recipe_ = plan_from(lock, folder)
-    for shard in range(len(read_plan(pool))):
+    for shard in range(len(read_plan(PoolLayout(pool)))):
         write_planned(pool, shard, outcome)
     finish(pool, recipe_)
     return pool

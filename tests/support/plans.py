@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Recipe
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.planning import planner
@@ -19,22 +20,22 @@ from clipmill.pipeline.pool.lease import PoolWriter
 def planned(pool: str, recipe: Recipe) -> list[PlannedShard]:
     """All shards of a pool, planned now or before."""
     assert write_plan(PoolWriter(pool), recipe) == {}
-    return list(read_plan(pool))
+    return list(read_plan(PoolLayout(pool)))
 
 
 def ticket(pool: str, shard: PlannedShard) -> Ticket:
     """The ticket that fetches a shard."""
-    return next(iter(read_plan(pool).tickets(np.array([shard.shard]))))
+    return next(iter(read_plan(PoolLayout(pool)).tickets(np.array([shard.shard]))))
 
 
 def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> list[PlannedShard]:
     """The shards of a further round of retries. With keys, as if their rows were those with a
     transient outcome: no shard needs to be there."""
-    before = len(read_plan(pool))
+    before = len(read_plan(PoolLayout(pool)))
     if keys is None:
         assert planner.add_retries(PoolWriter(pool), recipe) == {}
-        return list(read_plan(pool))[before:]
-    done = planner.retried_keys(read_rounds(pool), 0, before)
+        return list(read_plan(PoolLayout(pool)))[before:]
+    done = planner.retried_keys(read_rounds(PoolLayout(pool)), 0, before)
     numbers = np.setdiff1d(np.array(keys, np.int64), done)
 
     def of_shard(_: str, shard: int) -> NDArray[np.int64]:
@@ -45,4 +46,4 @@ def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> lis
         shards = np.unique(numbers // planner.KEYS_PER_SHARD)
         patch.setattr(planner, "_shards_to_retry", lambda _: shards)
         assert planner.add_retries(PoolWriter(pool), recipe) == {}
-    return list(read_plan(pool))[before:]
+    return list(read_plan(PoolLayout(pool)))[before:]

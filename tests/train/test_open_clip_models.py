@@ -105,7 +105,7 @@ def test_a_run_scores_a_pool_as_open_clip_does(name, tiny_pool, tmp_path):
     assert commands.score([str(pool), *words]) == 0
     sets = disk.list_names(PoolLayout(str(pool)).scores)
     (score_set,) = [each for each in sets if each.startswith("clip_score@")]
-    scores = AlignedFiles.of_scores(str(pool), score_set).read("00001")[0]["clip_score"]
+    scores = AlignedFiles.of_scores(PoolLayout(str(pool)), score_set).read("00001")[0]["clip_score"]
     folder = f"local-dir:{out / 'export'}"
     clip, _, preprocess = open_clip.create_model_and_transforms(folder)
     sidecar = disk.read_parquet(pool / "shards" / "00001.parquet").slice(0, 4).to_pylist()

@@ -22,7 +22,7 @@ def read_blend(path: str) -> Blend:
     """
     layout = PoolLayout(path)
     if disk.exists(layout.shards):
-        views = view_names(path)
+        views = view_names(layout)
         listed = f"; its views: {', '.join(views)}" if views else "; it has no view yet"
         raise ValueError(
             f"{path} is a pool, not a blend: "
@@ -42,7 +42,7 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
         path, _, weight = text.rpartition("=")
         folder, _, view = path.rpartition("/")
         if path and not folder and is_pool(path):
-            raise ValueError(_view_is_missing(path, weight))
+            raise ValueError(_view_is_missing(PoolLayout(path), weight))
         if not folder or not view:
             raise ValueError(f"--mix {text!r} is not POOL/VIEW=WEIGHT, like out/pool/all=0.7")
         if path in weights:
@@ -64,7 +64,7 @@ def blend_of_views(weights: Mapping[str, float], seed: int = 0) -> Blend:
     for path, weight in weights.items():
         folder, _, view = path.rpartition("/")
         if not folder and is_pool(path):
-            raise ValueError(_view_is_missing(path))
+            raise ValueError(_view_is_missing(PoolLayout(path)))
         if not folder or not view:
             raise ValueError(f"{path!r} is not POOL/VIEW, like out/pool/all")
         source = f"{_pool_name(pools, folder)}/{view}"
@@ -116,13 +116,13 @@ def _why_no_view(pool: str, layout: PoolLayout, view: str, weight: str | None) -
     if not disk.exists(layout.root):
         return f"pool {pool!r} of the blend does not exist: {layout.root}"
     if is_pool(disk.join(layout.root, view)):
-        return _view_is_missing(disk.join(layout.root, view), weight)
+        return _view_is_missing(PoolLayout(disk.join(layout.root, view)), weight)
     if not is_pool(layout.root):
         return (
             f"{layout.root} is not a pool: it has neither pool.json nor shards/; a view is named "
             "POOL/VIEW, like out/pool/all"
         )
-    views = view_names(layout.root)
+    views = view_names(layout)
     return (
         f"pool {layout.root} has no view {view!r}{disk.did_you_mean(view, views)} (it has "
         f"{', '.join(views) or 'none'})"
@@ -159,13 +159,13 @@ def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> li
     return [*lines, *captions]
 
 
-def _view_is_missing(pool: str, weight: str | None = None) -> str:
+def _view_is_missing(layout: PoolLayout, weight: str | None = None) -> str:
     """The message for a path that is a pool, where POOL/VIEW is wanted."""
-    views = view_names(pool)
+    views = view_names(layout)
     form, given = ("", "") if weight is None else ("=WEIGHT", f"={weight}")
     return (
-        f"{pool} is a pool, and the view is missing: write POOL/VIEW{form}, like "
-        f"{pool}/{(views or ['VIEW'])[0]}{given} (its views: {', '.join(views) or 'none yet'})"
+        f"{layout} is a pool, and the view is missing: write POOL/VIEW{form}, like "
+        f"{layout}/{(views or ['VIEW'])[0]}{given} (its views: {', '.join(views) or 'none yet'})"
     )
 
 

@@ -341,7 +341,7 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: OpenView) -> str:
     if tokenizer not in tokenizers:
         raise ValueError(
             f"{layout.root} has no tokens of tokenizer {tokenizer!r} "
-            f"(has: {', '.join(sorted(tokenizers)) or 'none'}); {_tokenize_again(layout.root)}"
+            f"(has: {', '.join(sorted(tokenizers)) or 'none'}); {_tokenize_again(layout)}"
         )
     complete = [
         (scores.version, name)
@@ -351,13 +351,13 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: OpenView) -> str:
     if not complete:
         raise ValueError(
             f"the tokens of {layout.root} lack shards that were added or fetched again since; "
-            f"{_tokenize_again(layout.root)}"
+            f"{_tokenize_again(layout)}"
         )
     return max(complete)[1]
 
 
-def _tokenize_again(pool: str) -> str:
-    return f"run clipmill score {pool} --filters tokens"
+def _tokenize_again(layout: PoolLayout) -> str:
+    return f"run clipmill score {layout} --filters tokens"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ class ViewChances:
         """About how many different rows come in so many draws."""
         return min(rows, drawn, round(expected_unique(self._samples[source], rows, drawn)))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the chances: {name of the source: its rule}."""
         rules: dict[str, Any] = to_plain(self._rules)
         return rules

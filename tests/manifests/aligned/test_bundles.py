@@ -116,7 +116,7 @@ def test_the_bundles_of_a_view(tmp_path: Path) -> None:
     pool, layout = str(tmp_path), PoolLayout(str(tmp_path))
     masks = [(shard, mask(4), footer(shard, 4)) for shard in (0, 999, 1000)]
     write_bundles(f"{pool}/views/v", SCHEMA, masks)
-    files = AlignedFiles.of_view(pool, "v")
+    files = AlignedFiles.of_view(PoolLayout(pool), "v")
     for shard, name in ((0, "bundle-00000"), (999, "bundle-00000"), ("01000", "bundle-00001")):
         table, metadata = files.read(shard, ["kept"])
         assert table.equals(mask(4).select(["kept"]))
@@ -135,13 +135,13 @@ def test_the_bundles_of_a_view(tmp_path: Path) -> None:
         files.read(4000)
     write_bundles(f"{pool}/views/w", SCHEMA, masks)
     with pytest.raises(ValueError, match="it has the mask of shard 00000 in view v"):
-        AlignedFiles.of_view(pool, "w").read(0)
+        AlignedFiles.of_view(PoolLayout(pool), "w").read(0)
 
 
 def test_a_bundle_that_is_published_again_is_opened_again(tmp_path: Path) -> None:
     folder = str(tmp_path / "views/v")
     write_bundles(folder, SCHEMA, [(0, mask(4), footer(0, 4)), (1, mask(6), footer(1, 6))])
-    files = AlignedFiles.of_view(str(tmp_path), "v")
+    files = AlignedFiles.of_view(PoolLayout(str(tmp_path)), "v")
     assert files.read(1)[0].num_rows == 6
     write_bundles(folder, SCHEMA, [(0, mask(400), footer(0, 400)), (1, mask(60), footer(1, 60))])
     table, metadata = files.read(1)
@@ -150,25 +150,25 @@ def test_a_bundle_that_is_published_again_is_opened_again(tmp_path: Path) -> Non
 
 def test_a_view_names_the_file_of_its_shards(tmp_path: Path) -> None:
     pool, numbers = str(tmp_path), np.array([0, 2999, 300_000])
-    before = write_view_shards(pool, "v", numbers, np.array([1, 2, 3]))
-    table = write_view_shards(pool, "v", numbers, np.array([1, 2, 4]))
+    before = write_view_shards(PoolLayout(pool), "v", numbers, np.array([1, 2, 3]))
+    table = write_view_shards(PoolLayout(pool), "v", numbers, np.array([1, 2, 4]))
     document = ViewDocument(
         name="v", rules=(), thresholds={}, funnel=(), kept=7, fingerprint="", scores={},
         shards=table,
     )  # fmt: skip
-    remove_view_shards(pool, "v", table.file)
+    remove_view_shards(PoolLayout(pool), "v", table.file)
     assert table.file != before.file
     assert disk.list_names(tmp_path / "views/v") == [table.file]
-    assert [values.tolist() for values in view_shards(pool, document)] == [
+    assert [values.tolist() for values in view_shards(PoolLayout(pool), document)] == [
         [0, 2999, 300_000], [1, 2, 4],
     ]  # fmt: skip
     path = tmp_path / "views/v" / table.file
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="is damaged: its sha256 is not that of its document"):
-        view_shards(pool, document)
+        view_shards(PoolLayout(pool), document)
     path.unlink()
     with pytest.raises(ValueError, match="is missing; make it again"):
-        view_shards(pool, document)
+        view_shards(PoolLayout(pool), document)
 
 
 def test_threads_that_want_one_bundle_open_it_once(
@@ -255,9 +255,9 @@ def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:
 def test_a_missing_and_a_stale_view_are_refused(tmp_path: Path) -> None:
     pool = str(tmp_path)
     with pytest.raises(ValueError, match="has no view 'long'; it has none"):
-        current_view(pool, "long", "now", "")
+        current_view(PoolLayout(pool), "long", "now", "")
     write_view(pool, "long", "before")
     with pytest.raises(ValueError, match=r"has no view 'lnog'; did you mean 'long'\?; it has long"):
-        current_view(pool, "lnog", "now", "")
+        current_view(PoolLayout(pool), "lnog", "now", "")
     with pytest.raises(ValueError, match=r"view 'long' of .* is stale: .*changed; do this$"):
-        current_view(pool, "long", "now", "do this")
+        current_view(PoolLayout(pool), "long", "now", "do this")

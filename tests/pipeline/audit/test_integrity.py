@@ -300,7 +300,7 @@ def test_many_damages_are_counted(pool: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["pool.json", "recipe.json", "views/words.json"])
 def test_a_changed_letter_of_a_document_is_noticed(pool: Path, name: str) -> None:
-    counts.write_pool_json(str(pool), audited.RECIPE, {})
+    counts.write_pool_json(read_commits(str(pool)), audited.RECIPE, {})
     disk.write_json(pool / "recipe.json", audited.RECIPE, sealed=True)
     assert verify(str(pool)) == []
     path = pool / name

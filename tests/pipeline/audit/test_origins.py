@@ -72,7 +72,7 @@ def test_every_stored_image_leads_to_its_record(
 def test_an_explanation_names_the_record_and_reads_it(
     tmp_path: Path, pool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [pair] = rows_of_shard(pool, 0)[:1]
+    [pair] = rows_of_shard(PoolLayout(pool), 0)[:1]
     record = f"{pair.wat}, record at byte {pair.warc_offset}, link {pair.link}"
     assert explain_row(pool, pair.uid)["origin"] == f"{record}; read again: it has this link"
     assert commands.audit(["explain", pool, pair.uid]) == 0

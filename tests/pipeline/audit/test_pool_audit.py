@@ -12,6 +12,7 @@ import pytest
 
 from clipmill.manifests import disk, identity
 from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
 from clipmill.manifests.records import CrawlCounts, FinalCounts, ScoreCounts
 from clipmill.manifests.schema import Recipe, Rule, Source, View
@@ -200,7 +201,7 @@ def test_no_option_is_ignored(
 
 
 def test_the_counts_of_a_whole_pool(pool: str) -> None:
-    counts = count_pool(pool)
+    counts = count_pool(read_commits(pool))
     assert counts.crawl == CrawlCounts(parts=1, links=26, pairs=24, reasons={"empty_alt": 2})
     fetch = counts.fetch
     assert fetch.shards == fetch.planned == len(read_commit_records(pool)) > 1
@@ -214,7 +215,7 @@ def test_the_counts_of_a_whole_pool(pool: str) -> None:
 
 def test_a_row_that_was_retried_counts_once(pool: str) -> None:
     audited.retry_transient(pool)
-    counts = count_pool(pool)
+    counts = count_pool(read_commits(pool))
     fetch = counts.fetch
     assert (fetch.attempted, fetch.retries, fetch.stored) == (26, 2, 20)
     assert fetch.reasons == {"dns": 2, "http_4xx": 4}
@@ -239,11 +240,11 @@ def test_counts_that_contradict_each_other_are_named(
     record = disk.read_json(path)
     value = record[key] + change if isinstance(change, int) else change
     disk.write_json(path, {**record, key: value})
-    problems = count_pool(pool).problems
+    problems = count_pool(read_commits(pool)).problems
     assert any(message.format(value) in problem for problem in problems), problems
     assert commands.audit([pool]) == 3
     disk.write_json(path, record)
-    assert count_pool(pool).problems == ()
+    assert count_pool(read_commits(pool)).problems == ()
 
 
 def test_a_reason_of_another_version_is_named(pool: str) -> None:
@@ -253,7 +254,7 @@ def test_a_reason_of_another_version_is_named(pool: str) -> None:
     _, rows = reasons.popitem()
     reasons["eclipse"] = rows
     disk.write_json(path, {**record, "reasons": reasons})
-    counts = count_pool(pool)
+    counts = count_pool(read_commits(pool))
     assert any("rows have the reason 'eclipse', which is none of" in p for p in counts.problems)
     assert counts.fetch.reasons["eclipse"] == rows
     assert commands.audit([pool]) == 3
@@ -263,12 +264,12 @@ def test_links_that_are_lost_are_named(pool: str) -> None:
     path = PoolLayout(pool).pairs_part(0)
     table, metadata = disk.read_parquet(path), disk.read_metadata(path)
     disk.write_parquet(path, table, {**metadata, "links": 27})
-    assert count_pool(pool).problems == (
+    assert count_pool(read_commits(pool)).problems == (
         "pairs/part-00000.parquet: 27 links, but 24 pairs + 2 dropped",
     )
     longer = pa.concat_tables([table, table.slice(0, 1)])
     disk.write_parquet(path, longer, {**metadata, "links": 27, "pairs": 25})
-    assert count_pool(pool).problems == (
+    assert count_pool(read_commits(pool)).problems == (
         "all shards are committed with 24 rows, but there are 25 pairs",
     )
 
@@ -282,16 +283,16 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     work = adopt_tars(adoption(pool, source))
     for done, ticket in enumerate(tar_tickets(source), 1):
         work(ticket)
-        counts = count_pool(pool)
+        counts = count_pool(read_commits(pool))
         assert (counts.fetch.shards, counts.fetch.planned) == (done, 2)
         assert counts.complete == (done == 2)
     (tmp_path / "a.tar").unlink()
     (tmp_path / "b.tar").unlink()
-    assert "there is no file" in count_pool(pool).problems[0]
+    assert "there is no file" in count_pool(read_commits(pool)).problems[0]
 
 
 def test_pool_json_can_be_made_again(pool: str) -> None:
-    first = write_pool_json(pool, audited.RECIPE, {"crawl": 1.5, "fetch": 2.0})
+    first = write_pool_json(read_commits(pool), audited.RECIPE, {"crawl": 1.5, "fetch": 2.0})
     assert first == disk.read_json(disk.join(pool, "pool.json"))
     assert (first["recipe"], first["recipe_hash"]) == (
         "audited",
@@ -300,7 +301,10 @@ def test_pool_json_can_be_made_again(pool: str) -> None:
     assert first["fingerprint"] == pool_fingerprint(read_commit_records(pool))
     assert first["fetch"]["stored"] == 18
     assert first["versions"]["shard"] == [SHARD_VERSION]
-    again = write_pool_json(pool, audited.RECIPE, {"fetch": 0.5})
+    again = write_pool_json(read_commits(pool), audited.RECIPE, {"fetch": 0.5})
     assert again["seconds"] == {"crawl": 1.5, "fetch": 2.5}
     disk.remove(disk.join(pool, "pool.json"))
-    assert {**write_pool_json(pool, audited.RECIPE, {}), "seconds": 0} == {**first, "seconds": 0}
+    assert {**write_pool_json(read_commits(pool), audited.RECIPE, {}), "seconds": 0} == {
+        **first,
+        "seconds": 0,
+    }

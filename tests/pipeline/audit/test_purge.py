@@ -101,7 +101,7 @@ def test_a_hundred_of_a_hundred_rows_are_gone(whole: Path, tmp_path: Path) -> No
             assert (row["reason"], row["class"]) == ("purged", "refused")
         elif uid in images:
             assert members(pool, row) == images[uid]
-    counts = count_pool(pool)
+    counts = count_pool(read_commits(pool))
     assert counts.complete
     assert counts.problems == ()
     assert counts.fetch.reasons["purged"] == 100
@@ -150,10 +150,10 @@ def test_a_pair_without_a_plan_is_dropped_and_counted(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     rows = audited.write_pairs(pool, 5)
     assert purge_rows(PoolWriter(pool), {"uid": {rows[2]["uid"]}}).rows == 1
-    crawl = count_pool(pool).crawl
+    crawl = count_pool(read_commits(pool)).crawl
     assert crawl is not None
     assert (crawl.pairs, crawl.reasons["purged"]) == (4, 1)
-    assert count_pool(pool).problems == ()
+    assert count_pool(read_commits(pool)).problems == ()
 
 
 def test_views_and_the_runs_that_drew_from_them_are_named(small: Path, tmp_path: Path) -> None:
@@ -294,7 +294,11 @@ def test_a_purged_url_uid_and_host_are_explained_without_their_content(
     assert commands.audit(["explain", pool, by_url["url"]]) == 0
     assert "purged" in capsys.readouterr().out
     assert commands.audit(["explain", pool, "https://never.example/x.jpg"]) == 2
-    assert purges_of_name(pool, "not a url") == purges_of_uid(pool, "ab" * 16) == []
+    assert (
+        purges_of_name(PoolLayout(pool), "not a url")
+        == purges_of_uid(PoolLayout(pool), "ab" * 16)
+        == []
+    )
 
 
 def test_a_killed_purge_leaves_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,8 +481,14 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
     assert len(commits) > 7
     before = rows_of(pool)
     scores = next(name for name in disk.list_names(layout.scores) if "@" in name)
-    columns = {name: AlignedFiles.of_scores(pool, scores).read(name)[0] for name in commits.names()}
-    masks = {name: AlignedFiles.of_view(pool, "words").read(name)[0] for name in commits.names()}
+    columns = {
+        name: AlignedFiles.of_scores(PoolLayout(pool), scores).read(name)[0]
+        for name in commits.names()
+    }
+    masks = {
+        name: AlignedFiles.of_view(PoolLayout(pool), "words").read(name)[0]
+        for name in commits.names()
+    }
     documents = read_document(layout.view_json("words"), ViewDocument)
     scored = read_document(layout.score_set_json(scores), ScoreSetDocument).scored
     chosen = [
@@ -499,7 +509,10 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
         assert record.revision == (int(name) in (1, 4, 5))
         assert disk.exists(paths.tar(name))
         assert pq.read_table(paths.sidecar(name)).num_rows == record.count
-    view, columns_of = AlignedFiles.of_view(pool, "words"), AlignedFiles.of_scores(pool, scores)
+    view, columns_of = (
+        AlignedFiles.of_view(PoolLayout(pool), "words"),
+        AlignedFiles.of_scores(PoolLayout(pool), scores),
+    )
     for name in after.names():
         rows = [row["uid"] in uids for row in read_sidecar(pool, name).to_pylist()]
         mask, values = view.read(name)[0].to_pylist(), columns_of.read(name)[0].to_pylist()
@@ -511,7 +524,7 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
                 assert mask[i] == masks[name].to_pylist()[i]
                 assert values[i] == columns[name].to_pylist()[i]
     words = read_document(layout.view_json("words"), ViewDocument)
-    assert int(view_shards(pool, words)[1].sum()) == words.kept < documents.kept
+    assert int(view_shards(PoolLayout(pool), words)[1].sum()) == words.kept < documents.kept
     now = read_document(layout.score_set_json(scores), ScoreSetDocument)
     assert now.scored == scored - len(uids)
     assert verify(pool) == []

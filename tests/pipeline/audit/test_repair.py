@@ -11,7 +11,7 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import Bundle
-from clipmill.manifests.commits import read_index_document, update_index
+from clipmill.manifests.commits import read_commits, read_index_document, update_index
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Fetch, Recipe
 from clipmill.pipeline import recipe_run
@@ -100,7 +100,7 @@ def test_a_purged_row_stays_purged_where_its_sidecar_is_lost(pool: Path) -> None
     (row,) = [row for row in values(pool, shard) if row["uid"] == stored["uid"]]
     assert (row["reason"], row["class"]) == ("purged", "refused")
     assert (row["url"], row["caption"]) == (None, None)
-    assert count_pool(str(pool)).problems == ()
+    assert count_pool(read_commits(str(pool))).problems == ()
 
 
 def test_rows_whose_outcome_is_lost_can_be_asked_again(audited_pool: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_rows_whose_outcome_is_lost_can_be_asked_again(audited_pool: Path, tmp_p
     assert {row["reason"] for row in rows} == {None, LOST}
     assert {row["class"] for row in rows} == {None, "transient"}
     assert all(row["url"] for row in rows)
-    assert count_pool(pool).problems == ()
+    assert count_pool(read_commits(pool)).problems == ()
 
 
 def count_of(pool: str, shard: str) -> dict[str, int]:

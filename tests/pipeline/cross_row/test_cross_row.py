@@ -130,7 +130,7 @@ def test_a_long_chain_over_many_partitions_is_one_group(
     values = columns(pool, NEAR)
     check_near(values)
     assert {row["near_size"] for row in values.values()} == {30}
-    (document,) = complete_score_sets(pool).values()
+    (document,) = complete_score_sets(PoolLayout(pool)).values()
     assert document.seconds > 0
 
 
@@ -140,7 +140,7 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     pool = make_pool(tmp_path, rows(20), per_shard=4)
     run(pool, OFTEN)
     name = set_name(OFTEN)
-    document = complete_score_sets(pool)[name]
+    document = complete_score_sets(PoolLayout(pool))[name]
     assert document.whole_pool
     assert (document.rows, document.stored, document.scored) == (20, 16, 16)
     view = View(name="v", rules=(Rule(name="often", where="often > 2"),))
@@ -277,7 +277,7 @@ def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     disk.remove(PoolLayout(pool).score_bundle(set_name, 1))
     assert any("often@" in line for line in verify(pool))
     disk.remove(PoolLayout(pool).score_set_json(set_name))
-    assert read_score_set(pool, set_name) is None
+    assert read_score_set(PoolLayout(pool), set_name) is None
     run(pool, OFTEN)
     check_often(columns(pool, OFTEN))
 

@@ -18,6 +18,7 @@ import pytest
 
 from clipmill.manifests import disk, ray_runtime
 from clipmill.manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Fetch, Pair, Recipe, Source
 from clipmill.pipeline.executor.stage import execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket
@@ -128,7 +129,7 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
     data = (tmp_path / "shards/00000.tar").read_bytes()
     member = json.loads(data[good["json_offset"] :][: good["json_length"]])
     assert (member["title"], member["page_url"]) == ("t0", "http://page.test/")
-    order = [pair.url for pair in rows_of_shard(str(tmp_path), 0)]
+    order = [pair.url for pair in rows_of_shard(PoolLayout(str(tmp_path)), 0)]
     assert list(rows) == order, "rows are in the order of the plan"
 
 

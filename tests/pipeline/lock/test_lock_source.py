@@ -85,13 +85,17 @@ def test_settings_that_cannot_work_are_named(lock: str, settings: list[str], pro
 def test_the_plan_has_the_shards_of_the_lock(lock: str, tmp_path: Path) -> None:
     pool, _ = locked_pools.plan_from(lock, tmp_path / "pool")
     first = str(Path(lock).parent / "pool")
-    ours, theirs = read_plan(pool), read_plan(first)
+    ours, theirs = read_plan(PoolLayout(pool)), read_plan(PoolLayout(first))
     assert ours.rows.tolist() == theirs.rows.tolist()
     assert ours.groups.tolist() == theirs.groups.tolist()
-    assert group_count(pool) == group_count(first)
+    assert group_count(PoolLayout(pool)) == group_count(PoolLayout(first))
     assert len(set(ours.ids.to_pylist())) == len(ours)
     for shard in range(len(ours)):
-        for own, other in zip(rows_of_shard(pool, shard), rows_of_shard(first, shard), strict=True):
+        for own, other in zip(
+            rows_of_shard(PoolLayout(pool), shard),
+            rows_of_shard(PoolLayout(first), shard),
+            strict=True,
+        ):
             if other.link == 4:
                 assert (own.url, own.caption, own.locked_outcome) == (None, None, "withheld")
                 assert own.uid != other.uid
@@ -100,7 +104,7 @@ def test_the_plan_has_the_shards_of_the_lock(lock: str, tmp_path: Path) -> None:
             assert own.locked_sha256 is None or len(own.locked_sha256) == 64
             same = {"locked_outcome": None, "locked_sha256": None}
             assert dataclasses.replace(own, **same) == other
-    assert lock_of_plan(first) is None
+    assert lock_of_plan(PoolLayout(first)) is None
 
 
 def test_a_second_build_needs_the_same_lock_and_settings(lock: str, tmp_path: Path) -> None:
@@ -121,9 +125,9 @@ def test_a_second_build_needs_the_same_lock_and_settings(lock: str, tmp_path: Pa
     with pytest.raises(ValueError, match=r"was built from another source"):
         write_lock_plan(PoolWriter(other), recipe)
     with pytest.raises(ValueError, match=r"was begun from lock .* source of kind table"):
-        check_not_locked(pool, locked_pools.local_recipe())
-    check_not_locked(other, locked_pools.local_recipe())
-    check_not_locked(pool, recipe)
+        check_not_locked(PoolLayout(pool), locked_pools.local_recipe())
+    check_not_locked(PoolLayout(other), locked_pools.local_recipe())
+    check_not_locked(PoolLayout(pool), recipe)
 
 
 def test_a_plan_that_was_stopped_is_written_again(
@@ -139,7 +143,7 @@ def test_a_plan_that_was_stopped_is_written_again(
     monkeypatch.setattr(disk, "publish", stop)
     with pytest.raises(KeyboardInterrupt):
         locked_pools.plan_from(lock, tmp_path / "pool")
-    assert not is_planned(str(tmp_path / "pool"))
+    assert not is_planned(PoolLayout(str(tmp_path / "pool")))
     monkeypatch.undo()
     locked_pools.plan_from(lock, tmp_path / "pool")
     for path in sorted((tmp_path / "whole" / "plan").iterdir()):
@@ -167,7 +171,7 @@ def test_a_lock_with_nothing_to_ask_for_is_refused(tmp_path: Path) -> None:
         patch.setattr(rebuild, "STORED", "never")
         with pytest.raises(ValueError, match=r"no row with a URL and a hash"):
             locked_pools.plan_from(path, tmp_path / "b")
-    assert not is_planned(str(tmp_path / "b"))
+    assert not is_planned(PoolLayout(str(tmp_path / "b")))
 
 
 def test_a_recipe_may_have_a_lock_as_its_source(lock: str, tmp_path: Path) -> None:

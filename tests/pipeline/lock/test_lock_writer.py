@@ -105,12 +105,12 @@ def test_rows_that_were_stored_against_their_signals_are_withheld(
     (tmp_path / "again").mkdir()
     for name in ("pairs", "plan"):
         Path(pool, name).rename(tmp_path / "again" / name)
-    for task in read_plan(again):
+    for task in read_plan(PoolLayout(again)):
         signals = '{"x-robots-tag": ["noai"]}' if task.shard == 0 else '{"tdm-policy": ["x"]}'
         locked_pools.write_planned(again, task.shard, optout=signals)
     locked_pools.finish(again, recipe)
     lock = write_lock(again, str(tmp_path / "a.parquet"))
-    first = read_plan(again).shard(0).size
+    first = read_plan(PoolLayout(again)).shard(0).size
     assert lock.head.outcomes == {"stored": 20 - first, "withheld": first}
 
 

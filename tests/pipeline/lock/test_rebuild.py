@@ -90,7 +90,7 @@ def test_changed_and_lost_images_are_refused_with_their_reasons(
     assert len(stored) == 52
     substituted = next(row for row in rows_of(second) if row["reason"] == "substituted")
     assert "sha256 is" in substituted["error_message"]
-    counts = count_pool(second)
+    counts = count_pool(read_commits(second))
     assert (counts.fetch.attempted, counts.fetch.stored, counts.problems) == (60, 52, ())
     for data in tars(second):
         assert image(1005) not in data

@@ -86,7 +86,7 @@ def test_a_row_with_other_bytes_is_not_the_same(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("pairs", "plan"):
         (tmp_path / "a" / name).rename(tmp_path / "b" / name)
-    for shard in range(len(read_plan(second))):
+    for shard in range(len(read_plan(PoolLayout(second)))):
         locked_pools.write_planned(second, shard, body=lambda i: locked_pools.image(i + (i == 7)))
     locked_pools.finish(second, locked_pools.local_recipe())
     result = write_same_rows(PoolWriter(second), [lock])

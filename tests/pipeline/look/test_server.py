@@ -94,10 +94,10 @@ def test_a_purged_row_is_not_shown_any_more(tmp_path: Path) -> None:
 
 def with_embeddings(pool: str) -> np.ndarray:
     """Adds a column of embeddings to the pool's score set; (rows, 4) what they are."""
-    (name,) = score_set_names(pool)
+    (name,) = score_set_names(PoolLayout(pool))
     layout = PoolLayout(pool)
     vectors = np.random.default_rng(3).normal(size=(20, 4)).astype(np.float16)
-    files, shards = AlignedFiles.of_scores(pool, name), {}
+    files, shards = AlignedFiles.of_scores(PoolLayout(pool), name), {}
     for shard in (0, 1):
         table, metadata = files.read(shard)
         flat = pa.array(vectors[10 * shard : 10 * shard + 10].reshape(-1))

@@ -91,7 +91,7 @@ def test_what_is_older_than_the_shards_or_damaged_is_said_and_not_shown(tmp_path
 
 
 def test_the_funnel_and_the_reasons_are_those_of_the_books(pool: str, survey: Survey) -> None:
-    fetch = count_pool(pool).fetch
+    fetch = count_pool(read_commits(pool)).fetch
     assert pool_funnel(survey.counts) == [("attempted", fetch.attempted), ("stored", fetch.stored)]
     lines = reason_lines(survey.counts, survey.rows.table)
     assert {line.reason: line.count for line in lines} == fetch.reasons
@@ -111,7 +111,7 @@ def test_the_funnel_and_the_reasons_are_those_of_the_books(pool: str, survey: Su
 
 
 def test_the_numbers_of_the_rules_sum_to_the_books(pool: str, survey: Survey) -> None:
-    counts = count_pool(pool)
+    counts = count_pool(read_commits(pool))
     for name, effects in survey.effects.items():
         funnel = counts.views[name].funnel
         assert effects.kept == counts.views[name].kept == funnel[-1][1]

@@ -47,12 +47,12 @@ def with_pairs(pool: Path) -> str:
 
 def test_shards_rows_and_tickets(tmp_path: Path) -> None:
     pool = with_pairs(tmp_path)
-    assert not is_planned(pool)
+    assert not is_planned(PoolLayout(pool))
     shards = planned(pool, RECIPE)
-    assert is_planned(pool)
+    assert is_planned(PoolLayout(pool))
     expected = plan_of(TABLE, 7, settings_hash(RECIPE.fetch))
     assert shards == [each.shard for each in expected]
-    plan = read_plan(pool)
+    plan = read_plan(PoolLayout(pool))
     asked = np.array([4, 1])
     tickets = list(plan.tickets(asked))
     for ticket, number in zip(tickets, asked.tolist(), strict=True):
@@ -62,24 +62,24 @@ def test_shards_rows_and_tickets(tmp_path: Path) -> None:
         rows, retry_of = ticket.payload.read()
         assert [pair.uid for pair in rows] == TABLE["uid"].take(each.rows).to_pylist()
         assert retry_of == [None] * len(rows)
-        assert (rows, retry_of) == read_shard(pool, number)
+        assert (rows, retry_of) == read_shard(PoolLayout(pool), number)
 
 
 def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no plan; run clipmill build"):
-        read_plan(str(tmp_path))
+        read_plan(PoolLayout(str(tmp_path)))
     pool = with_pairs(tmp_path)
     write_plan(PoolWriter(pool), RECIPE)
     for shard in (99, -1):
         with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
-            read_shard(pool, shard)
+            read_shard(PoolLayout(pool), shard)
 
 
 def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:
     pool = audited.make(tmp_path / "pool")
     [path] = (tmp_path / "pool" / "plan").glob("shards-*.parquet")
-    numbers = range(len(read_plan(pool)))
-    whole = [read_shard(pool, number) for number in numbers]
+    numbers = range(len(read_plan(PoolLayout(pool))))
+    whole = [read_shard(PoolLayout(pool), number) for number in numbers]
     content = path.read_bytes()
     refused = 0
     for position in range(4, len(content), len(content) // 60):
@@ -87,7 +87,7 @@ def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:
         changed[position] ^= 1
         path.write_bytes(changed)
         try:
-            assert [read_shard(pool, number) for number in numbers] == whole, position
+            assert [read_shard(PoolLayout(pool), number) for number in numbers] == whole, position
         except (ValueError, OSError, KeyError):  # KeyError: the name of a column
             refused += 1
     assert refused > 20
@@ -99,9 +99,12 @@ def test_a_plan_that_is_none_is_refused_and_made_anew(tmp_path: Path, text: str)
     shards = planned(pool, RECIPE)
     path = tmp_path / "plan/plan.json"
     path.write_text(text)
-    for read in (read_plan, lambda pool: read_shard(pool, 0), lambda pool: planned(pool, RECIPE)):
+    layout = PoolLayout(pool)
+    for read in (
+        lambda: read_plan(layout), lambda: read_shard(layout, 0), lambda: planned(pool, RECIPE)
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"plan/plan\.json cannot be used: .* made anew"):
-            read(pool)
+            read()
     path.unlink()
     assert planned(pool, RECIPE) == shards
 
@@ -116,13 +119,13 @@ def test_a_damaged_list_of_shards_is_refused_and_made_anew(tmp_path: Path) -> No
     for bad in (table.slice(1), nulls, table.drop_columns(["id"])):
         disk.write_parquet(path, bad)
         with pytest.raises(ValueError, match=r"shards\.parquet cannot be used: .* made anew"):
-            read_plan(pool)
+            read_plan(PoolLayout(pool))
     path.write_bytes(whole[:10] + bytes([whole[10] ^ 1]) + whole[11:])
     with pytest.raises(ValueError, match=r"cannot be used: is damaged, or no Parquet file"):
-        read_plan(pool)
+        read_plan(PoolLayout(pool))
     path.unlink()
     with pytest.raises(ValueError, match=r"cannot be used: it is missing"):
-        read_plan(pool)
+        read_plan(PoolLayout(pool))
     (tmp_path / "plan/plan.json").unlink()
     assert planned(pool, RECIPE) == shards
     assert path.read_bytes() == whole
@@ -134,7 +137,7 @@ def test_a_damaged_round_of_retries_is_not_made_anew(tmp_path: Path) -> None:
     assert retried(pool, RECIPE, ["000000000"])
     (tmp_path / "plan/retry-001/plan.json").write_text("null")
     with pytest.raises(ValueError, match=r"retry-001/plan\.json cannot be used") as error:
-        read_plan(pool)
+        read_plan(PoolLayout(pool))
     assert "made anew" not in str(error.value)
 
 
@@ -164,20 +167,20 @@ def write(pool: Path, sizes: list[int]) -> str:
 
 def test_shards_and_rows_stay_as_they_are_given(tmp_path: Path) -> None:
     pool = write(tmp_path, [3, 5, 1])
-    plan = read_plan(pool)
+    plan = read_plan(PoolLayout(pool))
     assert plan.rows.tolist() == [3, 5, 1]
     assert plan.groups.tolist() == [0, 1, 0]
     assert len(set(plan.ids.to_pylist())) == 3
-    pairs, retried = read_shard(pool, 1)
+    pairs, retried = read_shard(PoolLayout(pool), 1)
     assert [int(pair.uid, 16) for pair in pairs] == [3, 4, 5, 6, 7]
     assert [(pair.locked_outcome, pair.locked_sha256) for pair in pairs] == [("stored", "ab")] * 5
     assert pairs[0].extra is None
     assert retried == [None] * 5
     location = plan.location(2)
     assert len(read_row_group(location.file, location.row_group)) == 1
-    assert group_count(pool) == 2
+    assert group_count(PoolLayout(pool)) == 2
     document = disk.read_json(PoolLayout(pool).plan_round(0) + "/plan.json")
-    assert lock_of_plan(pool) == ("the-lock", document["recipe"])
+    assert lock_of_plan(PoolLayout(pool)) == ("the-lock", document["recipe"])
 
 
 def test_many_shards_become_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +189,20 @@ def test_many_shards_become_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     pool = write(tmp_path, [1, 1, 1, 1, 8, 2, 20, 1])
     files = disk.list_names(PoolLayout(pool).plan_round(0), ".parquet")
     assert files[:4] == [f"shards-{i:05d}.parquet" for i in range(4)]
-    plan = read_plan(pool)
+    plan = read_plan(PoolLayout(pool))
     assert plan.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3]
-    uids = [pair.uid for n in range(8) for pair in rows_of_shard(pool, n)]
+    uids = [pair.uid for n in range(8) for pair in rows_of_shard(PoolLayout(pool), n)]
     assert uids == [f"{i:032x}" for i in range(35)]
 
 
 def test_rows_that_are_retried_keep_their_hashes(tmp_path: Path) -> None:
     pool = write(tmp_path, [3, 5])
     retried(pool, FROM_LOCK, ["000000001", "000010004"])
-    pairs = [pair for n in range(2, len(read_plan(pool))) for pair in rows_of_shard(pool, n)]
+    pairs = [
+        pair
+        for n in range(2, len(read_plan(PoolLayout(pool))))
+        for pair in rows_of_shard(PoolLayout(pool), n)
+    ]
     assert [(pair.locked_sha256, pair.locked_outcome) for pair in pairs] == [("ab", "stored")] * 2
 
 
@@ -217,11 +224,11 @@ def test_a_command_that_lost_its_lease_plans_nothing(
         write_given_plan(out, FROM_LOCK, [(0, shard(0, 3))], "the-lock", 2)
     assert checks == [out] * (before + 1)
     assert len(disk.list_names(PoolLayout(str(tmp_path)).plan_round(0))) == before
-    assert not is_planned(str(tmp_path))
+    assert not is_planned(PoolLayout(str(tmp_path)))
 
 
 def test_no_row_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lock the-lock has no rows"):
         write(tmp_path, [])
-    assert not is_planned(str(tmp_path))
-    assert lock_of_plan(str(tmp_path)) is None
+    assert not is_planned(PoolLayout(str(tmp_path)))
+    assert lock_of_plan(PoolLayout(str(tmp_path))) is None

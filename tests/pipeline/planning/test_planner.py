@@ -13,6 +13,7 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import Fetch, Recipe, Source
 from clipmill.pipeline import shuffle
 from clipmill.pipeline.crawl.crawler import Block
@@ -64,11 +65,11 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 
 def check(pool: str, whole: pa.Table, expected: list[Expected]) -> None:
     """The plan on disk is the expected one, row by row."""
-    plan = read_plan(pool)
+    plan = read_plan(PoolLayout(pool))
     assert list(plan) == [each.shard for each in expected]
     for each in expected[:: 1 + len(expected) // 20]:
         wanted = whole["uid"].take(each.rows).to_pylist()
-        assert [pair.uid for pair in rows_of_shard(pool, each.shard.shard)] == wanted
+        assert [pair.uid for pair in rows_of_shard(PoolLayout(pool), each.shard.shard)] == wanted
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
@@ -82,9 +83,9 @@ def test_a_plan_holds_every_pair_in_fetch_order(tmp_path: Path, scheme: str, siz
     whole = pa.concat_tables([one, two])
     expected = plan_of(whole, 20, settings_hash(recipe().fetch))
     check(pool, whole, expected)
-    first = rows_of_shard(pool, 0)[0]
+    first = rows_of_shard(PoolLayout(pool), 0)[0]
     assert first.caption == whole["caption"][expected[0].rows[0]].as_py()
-    assert read_shard(pool, 0)[1] == [None] * expected[0].shard.size
+    assert read_shard(PoolLayout(pool), 0)[1] == [None] * expected[0].shard.size
     assert not disk.list_names(disk.join(pool, "plan", ".shuffle"))
 
 
@@ -114,7 +115,7 @@ def test_golden_plan(
     rows = {uid: row for row, uid in enumerate(table["uid"].to_pylist())}
     found = []
     for shard in planned(str(tmp_path), asked):
-        numbers = [rows[pair.uid] for pair in rows_of_shard(str(tmp_path), shard.shard)]
+        numbers = [rows[pair.uid] for pair in rows_of_shard(PoolLayout(str(tmp_path)), shard.shard)]
         found.append((shard.shard, shard.group, numbers, shard.id))
     assert found == (GOLDEN_FILES if of_files else GOLDEN)
 
@@ -143,7 +144,9 @@ def test_part_and_row_say_where_a_pair_comes_from(tmp_path: Path, sizes: str) ->
 def test_a_url_of_any_length_travels(tmp_path: Path, url: str, sizes: str) -> None:
     write_pairs(tmp_path, pairs([*urls(50, 9), url]))
     shards = planned(str(tmp_path), recipe())
-    planned_urls = [p.url for s in shards for p in rows_of_shard(str(tmp_path), s.shard)]
+    planned_urls = [
+        p.url for s in shards for p in rows_of_shard(PoolLayout(str(tmp_path)), s.shard)
+    ]
     assert sorted(planned_urls) == sorted([*urls(50, 9), url])
 
 
@@ -157,7 +160,7 @@ def test_a_uid_that_comes_twice_stays_twice_in_the_order_of_the_pairs(
     write_plan(PoolWriter(str(tmp_path)), recipe())
     expected = plan_of(whole, 20, settings_hash(recipe().fetch))
     check(str(tmp_path), whole, expected)
-    captions = [p.caption for p in rows_of_shard(str(tmp_path), 0)]
+    captions = [p.caption for p in rows_of_shard(PoolLayout(str(tmp_path)), 0)]
     assert captions == whole["caption"].take(expected[0].rows).to_pylist()
 
 
@@ -171,7 +174,7 @@ def test_extra_columns_travel_and_a_part_without_one_is_named(tmp_path: Path) ->
     beyond = whole.append_column("other", pa.array(["x"] * 30))
     write_pairs(tmp_path / "a", whole.slice(0, 20), beyond.slice(20))
     for shard in planned(str(tmp_path / "a"), asked):
-        for pair in rows_of_shard(str(tmp_path / "a"), shard.shard):
+        for pair in rows_of_shard(PoolLayout(str(tmp_path / "a")), shard.shard):
             assert pair.extra == {"faces": f"[{pair.caption}]", "n": int(pair.caption)}
     write_pairs(tmp_path / "b", whole.slice(0, 20), table.slice(20))
     failed = write_plan(PoolWriter(str(tmp_path / "b")), asked)
@@ -232,7 +235,7 @@ def test_a_round_that_is_stopped_anywhere_ends_in_the_same_bytes(
 
     whole = begun("whole")
     if retries:
-        for shard in read_plan(str(whole)):
+        for shard in read_plan(PoolLayout(str(whole))):
             keys += [f"{shard.shard:05d}{row:04d}" for row in range(shard.size)]
     stopping["count"] = 0
     run(whole)
@@ -309,7 +312,7 @@ def test_manners_may_change_in_the_middle_of_a_pool(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
     key = f"{shards[0].shard:05d}0000"
     [retry] = retried(str(tmp_path), changed, [key])
-    assert read_shard(str(tmp_path), retry.shard)[1] == [key]
+    assert read_shard(PoolLayout(str(tmp_path)), retry.shard)[1] == [key]
 
 
 @pytest.mark.parametrize(
@@ -359,18 +362,18 @@ def test_retries_become_shards_of_their_own_and_can_be_retried_again(
     keys = [f"{t.shard:05d}{i:04d}" for t in tasks for i in (0, t.size - 1)]
     new = retried(pool, recipe(), keys)
     assert [t.shard for t in new] == list(range(len(tasks), len(tasks) + len(new)))
-    assert list(read_plan(pool)) == [*tasks, *new]
+    assert list(read_plan(PoolLayout(pool))) == [*tasks, *new]
     asked: dict[str, str] = {}
     for task in new:
-        for pair, key in zip(*read_shard(pool, task.shard), strict=True):
+        for pair, key in zip(*read_shard(PoolLayout(pool), task.shard), strict=True):
             assert key is not None
             asked[key] = pair.uid
             old = next(t for t in tasks if t.shard == int(key[:-4]))
             assert old.group == task.group
-            assert rows_of_shard(pool, old.shard)[int(key[-4:])] == pair
+            assert rows_of_shard(PoolLayout(pool), old.shard)[int(key[-4:])] == pair
     assert set(asked) == set(keys)
     again = retried(pool, recipe(), [f"{new[0].shard:05d}0000"])
-    assert read_shard(pool, again[0].shard)[1] == [f"{new[0].shard:05d}0000"]
+    assert read_shard(PoolLayout(pool), again[0].shard)[1] == [f"{new[0].shard:05d}0000"]
     assert planned(pool, recipe()) == [*tasks, *new, *again]
     assert retried(pool, recipe(), []) == []
     assert retried(pool, recipe(), keys) == [], "they are planned already"
@@ -399,7 +402,7 @@ def test_a_plan_of_files_has_full_shards_and_its_retries_too(tmp_path: Path, siz
     keys = [f"{s.shard:05d}{i:04d}" for s in shards for i in range(5)]
     new = retried(pool, files_recipe(), keys)
     assert [(s.shard, s.group, s.size) for s in new] == [(5, 5, 20), (6, 6, 5)]
-    retry_of = [*read_shard(pool, 5)[1], *read_shard(pool, 6)[1]]
+    retry_of = [*read_shard(PoolLayout(pool), 5)[1], *read_shard(PoolLayout(pool), 6)[1]]
     assert sorted(map(str, retry_of)) == keys
 
 
@@ -424,8 +427,8 @@ def test_all_transient_rows_are_retried_once(
     expected = transient_keys(pool, range(len(shards) - 1))
     assert len(expected) > 3
     assert add_retries(PoolWriter(pool), audited.RECIPE) == {}
-    new = list(read_plan(pool))[len(shards) :]
-    keys = [key for shard in new for key in read_shard(pool, shard.shard)[1]]
+    new = list(read_plan(PoolLayout(pool)))[len(shards) :]
+    keys = [key for shard in new for key in read_shard(PoolLayout(pool), shard.shard)[1]]
     assert sorted(map(str, keys)) == sorted(expected)
     before = sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet"))
     assert add_retries(PoolWriter(pool), audited.RECIPE) == {}, "nothing is left to retry"
@@ -434,9 +437,9 @@ def test_all_transient_rows_are_retried_once(
     late = transient_keys(pool, range(len(shards) - 1, len(shards)))
     assert late
     assert add_retries(PoolWriter(pool), audited.RECIPE) == {}
-    rounds = read_rounds(pool)
+    rounds = read_rounds(PoolLayout(pool))
     assert [each.number for each in rounds] == [0, 1, 2]
-    retried = retried_keys(rounds, 0, len(read_plan(pool))).tolist()
+    retried = retried_keys(rounds, 0, len(read_plan(PoolLayout(pool)))).tolist()
     assert retried == sorted(int(key) for key in [*expected, *late])
     assert retried_keys(rounds, 1, 1).tolist() == [k for k in retried if k // 10_000 == 1]
 

@@ -422,8 +422,8 @@ CAPTION = FilterSpec(name="caption")
 def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "a", rows(20))
     score(PoolWriter(pool), [CAPTION], engine="inline")
-    (name,) = complete_score_sets(pool)
-    files, columns = AlignedFiles.of_scores(pool, name), ["caption_words"]
+    (name,) = complete_score_sets(PoolLayout(pool))
+    files, columns = AlignedFiles.of_scores(PoolLayout(pool), name), ["caption_words"]
 
     def read(record: CommitRecord) -> pa.Table:
         return files.read_of(record.shard, record.sidecar_sha256, record.count, columns)

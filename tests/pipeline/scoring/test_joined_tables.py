@@ -12,6 +12,7 @@ from clipmill.filters.table import CaptionFile, Table
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.metadata_join import MatchCounts
 from clipmill.pipeline.pool.lease import PoolWriter
@@ -58,12 +59,12 @@ def test_scores_and_a_subset_of_datacomp_as_rules(
     assert documents["best"].kept == 12
     expected = sum(1 for number in range(0, 30, 3) if number % 5 != 4)
     assert documents["listed"].kept == expected
-    before = AlignedFiles.of_scores(pool, name).read(1)[0]
+    before = AlignedFiles.of_scores(PoolLayout(pool), name).read(1)[0]
     assert score(PoolWriter(pool), specs, engine="inline")["sets"] == report["sets"]
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     after = score(PoolWriter(pool), specs, engine="inline")["sets"][name]
     assert (after["rows"], after["stored"], after["scored"]) == (35, 28, 24)
-    assert AlignedFiles.of_scores(pool, name).read(1)[0] == before
+    assert AlignedFiles.of_scores(PoolLayout(pool), name).read(1)[0] == before
 
 
 def test_the_line_names_what_is_missing() -> None:

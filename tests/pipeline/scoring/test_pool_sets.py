@@ -164,7 +164,7 @@ def test_a_set_that_is_not_complete_is_not_read(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
     words = run(pool, WORDS)["words"]
     disk.remove(PoolLayout(pool).score_set_json(f"words@{words['id']}"))
-    assert read_score_set(pool, f"words@{words['id']}") is None
+    assert read_score_set(PoolLayout(pool), f"words@{words['id']}") is None
     with pytest.raises(ValueError, match=r"which .* does not have"):
         score(PoolWriter(pool), [RATIO], engine="inline")
     with pytest.raises(ValueError, match=r"are not complete in .*; score both"):

@@ -45,16 +45,16 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
     tmp_path: Path,
 ) -> None:
     pool = make_pool(tmp_path, rows(10))
-    assert complete_score_sets(pool) == {}
-    assert score_sets.read_score_set(pool, NAME) is None
+    assert complete_score_sets(PoolLayout(pool)) == {}
+    assert score_sets.read_score_set(PoolLayout(pool), NAME) is None
     with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
         score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     score(PoolWriter(pool), [CAPTION, PICTURE], engine="inline")
-    documents = complete_score_sets(pool)
+    documents = complete_score_sets(PoolLayout(pool))
     assert list(documents) == [NAME, set_name(PICTURE)]
     assert documents[NAME].columns == ("caption_words", "caption_chars")
     disk.remove(PoolLayout(pool).score_set_json(set_name(PICTURE)))
-    assert list(complete_score_sets(pool)) == [NAME]
+    assert list(complete_score_sets(PoolLayout(pool))) == [NAME]
     name, document = score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     assert (name, document.stored) == (NAME, 8)
     write_shard(pool, 1, list(enumerate(rows(5), start=10)))
@@ -62,7 +62,7 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
         score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     disk.write_json(PoolLayout(pool).score_set_json(NAME), {"name": "caption"})
     with pytest.raises(ValueError, match=r"scores\.json is no ScoreSetDocument"):
-        complete_score_sets(pool)
+        complete_score_sets(PoolLayout(pool))
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_columns_of_the_same_rows_stay_and_others_are_replaced(tmp_path: Path) -
 
 
 def columns(pool: str) -> list[dict[str, Any]]:
-    files = AlignedFiles.of_scores(pool, NAME)
+    files = AlignedFiles.of_scores(PoolLayout(pool), NAME)
     values: list[dict[str, Any]] = []
     for shard in read_commits(pool).names():
         values += files.read(shard)[0].to_pylist()
@@ -171,7 +171,7 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
             with pytest.raises(KeyboardInterrupt):
                 score(PoolWriter(pool), [CAPTION], engine="inline")
         assert scored_shards(read_commits(pool), NAME).all()
-        assert score_sets.read_score_set(pool, NAME) is None
+        assert score_sets.read_score_set(PoolLayout(pool), NAME) is None
     assert score(PoolWriter(pool), [CAPTION], engine="inline")["failed"] == {}
     assert len(columns(pool)) == 18
 
@@ -216,7 +216,7 @@ def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -
         r"an example of missing_file: row 000000000: https://img0\.example/0\.jpg"
     )
     with pytest.raises(ValueError, match=expected):
-        shards_with_rows(pool)
+        shards_with_rows(read_commits(pool))
     with pytest.raises(ValueError, match=expected):
         files.choose_views(PoolWriter(pool), RECIPE)
     with pytest.raises(ValueError, match=expected):
@@ -233,7 +233,7 @@ def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_pat
 
 def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no committed shard; build it first"):
-        shards_with_rows(str(tmp_path))
+        shards_with_rows(read_commits(str(tmp_path)))
 
 
 def test_the_most_frequent_reasons_come_first_and_the_rest_is_counted() -> None:

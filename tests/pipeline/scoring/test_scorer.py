@@ -103,7 +103,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     a is None or a == b
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
-            metadata = AlignedFiles.of_scores(pool, name).metadata(number)
+            metadata = AlignedFiles.of_scores(PoolLayout(pool), name).metadata(number)
             assert metadata["uids"] == uids_checksum(sidecar["uid"])
     words = [
         w
@@ -151,7 +151,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
     assert list(report["failed"]) == ["00000"]
     assert "boom" in report["failed"]["00000"]
     assert report["sets"][name] == {}
-    assert score_sets.read_score_set(pool, name) is None
+    assert score_sets.read_score_set(PoolLayout(pool), name) is None
     assert score_sets.scored_shards(read_commits(pool), name).tolist() == [False, True]
 
 
@@ -191,7 +191,7 @@ def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> No
     _, state = only(scorer.score(PoolWriter(other), [SHADE], engine="inline"))
     assert state["scored"] == 10
     uids = uids_checksum(read_sidecar(other, 0)["uid"])
-    assert AlignedFiles.of_scores(other, name).metadata(0)["uids"] == uids
+    assert AlignedFiles.of_scores(PoolLayout(other), name).metadata(0)["uids"] == uids
 
 
 def test_a_far_away_pool(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_cuts_bundles_and_threads_change_no_row(
         made = files.choose_views(PoolWriter(pool), recipe(WIDE, top, like))
         outcomes.append({name: masks(pool, name)["rule"].to_pylist() for name in made})
         for name, document in made.items():
-            assert int(view_shards(pool, document)[1].sum()) == document.kept
+            assert int(view_shards(PoolLayout(pool), document)[1].sum()) == document.kept
             shards = list(Pool.open(pool).scan(["uid"], view=name))
             assert sum(int(shard.kept.sum()) for shard in shards) == document.kept
         assert verify(pool) == []

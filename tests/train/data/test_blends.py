@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from clipmill.manifests.aligned import view_names
+from clipmill.manifests.layout import PoolLayout
 from clipmill.train.data.blends import blend_of, count_rows
 from tests.support import commands
 
@@ -24,7 +25,7 @@ def test_what_is_no_mix_is_refused(mix, message):
 
 
 def test_pools_and_views_are_looked_for(tiny_pool):
-    assert view_names(tiny_pool) == ["all", "half"]
+    assert view_names(PoolLayout(tiny_pool)) == ["all", "half"]
     assert count_rows(blend_of([f"{tiny_pool}/all=1", f"{tiny_pool}/half=1"])) == 72
 
 

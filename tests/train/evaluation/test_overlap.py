@@ -122,7 +122,7 @@ def test_hashes_of_an_instance_are_found(colours, tmp_path):
     document = read_document(path, ScoreSetDocument)
     renamed = dataclasses.replace(document, name="pic2", kind="picture", columns=("pic2_phash",))
     new = f"pic2@{name.partition('@')[2]}"
-    table, metadata = AlignedFiles.of_scores(pool, name).read("00000", ["phash"])
+    table, metadata = AlignedFiles.of_scores(PoolLayout(pool), name).read("00000", ["phash"])
     Path(layout.scores, name).rename(Path(layout.scores, new))
     disk.write_json(layout.score_set_json(new), renamed, sealed=True)
     write_scores(pool, new, {0: (table.rename_columns(["pic2_phash"]), metadata)})
