@@ -118,7 +118,7 @@ class TransformersWriter:
 
     def _inputs(self, images: list[Image.Image]) -> Any:
         prompt = self.options.prompt
-        inputs: dict[str, Any] = {"images": images, "return_tensors": "pt"}
+        inputs: dict[str, object] = {"images": images, "return_tensors": "pt"}
         if self.is_chat:
             content = [{"type": "image"}, {"type": "text", "text": prompt}]
             chat = [{"role": "user", "content": content}]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ class WrongColumns(ValueError):
 
 
 def arrow_columns(
-    name: str, values: Mapping[str, Any], kinds: Mapping[str, pa.DataType], rows: int
+    name: str, values: Mapping[str, object], kinds: Mapping[str, pa.DataType], rows: int
 ) -> dict[str, pa.Array]:
     """The values of `rows` rows as Arrow arrays of these types. NaN and infinity become NULL.
 
@@ -56,7 +55,7 @@ def arrow_columns(
     return arrays
 
 
-def arrow_array(values: Any, kind: pa.DataType) -> pa.Array:
+def arrow_array(values: object, kind: pa.DataType) -> pa.Array:
     """Values as an Arrow array; NULL for NaN and infinity, and for a list that has one of them.
 
     ValueError for a text, a mapping and a set: their items are in no order of rows.
@@ -81,7 +80,7 @@ def arrow_array(values: Any, kind: pa.DataType) -> pa.Array:
     return _finite(array)
 
 
-def _python_type(values: Any, kind: pa.DataType) -> pa.DataType | None:
+def _python_type(values: object, kind: pa.DataType) -> pa.DataType | None:
     """The type to read Python values by. Floats are read as they are and cast then, so that in a
     column of integers an infinity is NULL and 1.5 is refused."""
     is_float = isinstance(values, np.ndarray) and values.dtype.kind == "f"

@@ -197,7 +197,7 @@ class Balance(PoolFilter):
         )
         return pa.table({"share": entry_probabilities(counts, t)})
 
-    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
+    def route(self, rows: pa.Table, state: object, partitions: int) -> tuple[Integers, Integers]:
         """Rows that were matched, by their uid."""
         is_known = rows[self.reads[0]].is_valid().to_numpy(zero_copy_only=False)
         return route_by_uid(rows, is_known, partitions)

@@ -196,7 +196,7 @@ PERCEPTUAL, EMBEDDING = {"on": "perceptual"}, {"on": "embedding"}
 FARTHEST = "hard"  # best: the row farthest from the centroid of its cluster
 
 
-def survivor_text(options: Mapping[str, Any]) -> str:
+def survivor_text(options: Mapping[str, object]) -> str:
     """By what the survivor of a group is chosen, from the options of the filter."""
     best = options.get("best")
     if best is not None and best != FARTHEST:
@@ -326,7 +326,7 @@ class Duplicate(PoolFilter):
         centroids = clusters.train(sample, count, self.clusters, self.seed, self.device)
         return pa.table({"centroid": clusters.as_column(centroids)})
 
-    def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
+    def route(self, rows: pa.Table, state: object, partitions: int) -> Route:
         if self.best is not None and self.best != FARTHEST:
             as_score(rows[self.best], self.best)  # its type is refused before anything is searched
         there = np.flatnonzero(np.asarray(rows[self.compared].is_valid()))
@@ -367,12 +367,12 @@ class Duplicate(PoolFilter):
 
     # --- judgement --------------------------------------------------------------------------------
 
-    def judge(self, rows: pa.Table, state: Any) -> Columns:
+    def judge(self, rows: pa.Table, state: object) -> Columns:
         first = collapse(rows[self.compared], lambda values: np.arange(len(values)))
         groups = rows["uid"].take(pa.array(first))
         return self._columns_of_groups(rows, groups, None)
 
-    def links(self, rows: pa.Table, state: Any) -> pa.Table:
+    def links(self, rows: pa.Table, state: object) -> pa.Table:
         if self.on == "embedding":
             return links_of(rows["uid"], self._embedding_labels(rows, state))
         clear = np.flatnonzero(self._is_clear(rows))
@@ -386,7 +386,7 @@ class Duplicate(PoolFilter):
 
         return links_of(kept["uid"], collapse(kept[self.compared], labels_of))
 
-    def _embedding_labels(self, rows: pa.Table, state: Any) -> Integers:
+    def _embedding_labels(self, rows: pa.Table, state: object) -> Integers:
         vectors, _ = unit_vectors(rows[self.compared])
         cluster = clusters.assign(vectors, clusters.centroids_of(state))
         labels = np.arange(len(rows))
@@ -402,10 +402,10 @@ class Duplicate(PoolFilter):
         vectors = np.frombuffer(b"".join(values.to_pylist()), np.float32).reshape(len(values), -1)
         return joined(len(vectors), clusters.near_in_cluster(vectors, self.threshold))
 
-    def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
+    def judge_groups(self, rows: pa.Table, state: object) -> Columns:
         return self._columns_of_groups(rows, rows[GROUP], state)
 
-    def _columns_of_groups(self, rows: pa.Table, groups: pa.ChunkedArray, state: Any) -> Columns:
+    def _columns_of_groups(self, rows: pa.Table, groups: pa.ChunkedArray, state: object) -> Columns:
         group = groups.combine_chunks()
         survives = survivors(rows["uid"].combine_chunks(), group, self._scores(rows, state))
         if self.against is not None:
@@ -417,7 +417,7 @@ class Duplicate(PoolFilter):
             "duplicate_survivor": survives,
         }
 
-    def _scores(self, rows: pa.Table, state: Any) -> pa.Array | None:
+    def _scores(self, rows: pa.Table, state: object) -> pa.Array | None:
         if self.best is not None and self.best != FARTHEST:
             return as_score(rows[self.best], self.best)
         if self.on != "embedding":
@@ -427,7 +427,7 @@ class Duplicate(PoolFilter):
         own = centroids[clusters.assign(vectors, centroids)]
         return pa.array(-np.einsum("re,re->r", vectors, own))
 
-    def _is_in_other(self, rows: pa.Table, state: Any) -> Mask:
+    def _is_in_other(self, rows: pa.Table, state: object) -> Mask:
         """(rows,) True where a row of the other pool is a duplicate."""
         assert self.against is not None
         near = np.zeros(len(rows), np.bool_)
@@ -461,7 +461,7 @@ class Duplicate(PoolFilter):
         of_row: Mask = near[own.indices.to_numpy()]
         return of_row
 
-    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Mask:
+    def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: object) -> Mask:
         vectors, _ = unit_vectors(rows[self.compared])
         others, usable = unit_vectors(other[self.compared])
         others = others[usable]

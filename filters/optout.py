@@ -117,14 +117,14 @@ def refusing_signals(policy: str | Iterable[str]) -> frozenset[str]:
 
 
 def refuses(
-    signals: Mapping[str, Any], user_agent: str, policy: str | Iterable[str] = "respect"
+    signals: Mapping[str, object], user_agent: str, policy: str | Iterable[str] = "respect"
 ) -> bool:
     """True if one of the signals refuses us."""
     return refusal(signals, user_agent, policy) is not None
 
 
 def refusal(
-    signals: Mapping[str, Any], user_agent: str, policy: str | Iterable[str]
+    signals: Mapping[str, object], user_agent: str, policy: str | Iterable[str]
 ) -> tuple[str, str] | None:
     """(reason, the words that refuse) of the first statement that the policy reads as a no."""
     refusing = refusing_signals(policy)
@@ -135,7 +135,7 @@ def refusal(
     return None if first is None else (first.reason, first.words)
 
 
-def statements(signals: Mapping[str, Any], user_agent: str) -> Iterator[Statement]:
+def statements(signals: Mapping[str, object], user_agent: str) -> Iterator[Statement]:
     """Everything that says no under some policy, in the order in which a fetch learns of it: page,
     files of the sites, headers.
     """
@@ -149,7 +149,9 @@ def statements(signals: Mapping[str, Any], user_agent: str) -> Iterator[Statemen
     yield from _of_message(signals, us, "optout_header")
 
 
-def _of_message(values: Mapping[str, Any], us: tuple[str, ...], reason: str) -> Iterator[Statement]:
+def _of_message(
+    values: Mapping[str, object], us: tuple[str, ...], reason: str
+) -> Iterator[Statement]:
     """Among the values that headers and meta tags have in common."""
     for key in ("meta", "x-robots-tag"):
         for text in _texts(values.get(key)):
@@ -264,7 +266,7 @@ def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list
             yield applies, "", words.split()
 
 
-def reserves(value: Any) -> bool | None:
+def reserves(value: object) -> bool | None:
     """Whether a tdm-reservation says no, as the report writes it (1, 0) or as a boolean; None for
     anything else: it counts as unset (TDMRep), and as a statement that cannot be read.
     """

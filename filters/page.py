@@ -47,7 +47,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _text(member: dict[str, Any], name: str) -> str:
+def _text(member: dict[str, object], name: str) -> str:
     value = member.get(name)
     if value is None:
         return ""

@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -114,7 +113,7 @@ class RankMean(PoolFilter):
             ranks.append((np.cumsum(rows) - rows / 2) / max(1, rows.sum()))
         return counts.set_column(2, "rank", pa.array(np.concatenate(ranks)))
 
-    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
+    def route(self, rows: pa.Table, state: object, partitions: int) -> tuple[Integers, Integers]:
         """Rows that have a value in every column, by their uid."""
         is_known = np.ones(rows.num_rows, np.bool_)
         for column in self.of:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +73,7 @@ class Targets(PoolFilter):
             is_target[assign(wanted, centroids)] = True
         return pa.table({"centroid": as_column(centroids), "is_target": is_target})
 
-    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
+    def route(self, rows: pa.Table, state: object, partitions: int) -> tuple[Integers, Integers]:
         """Rows that have an embedding, by their uid."""
         _, is_usable = unit_vectors(rows[self.on])
         return route_by_uid(rows, is_usable, partitions)

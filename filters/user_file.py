@@ -47,7 +47,7 @@ class UserCodeError(ValueError):
     """A user's code raised or ended the process. Its text is one line."""
 
 
-def call_user(path: str, what: str, function: Callable[[], Any]) -> Any:
+def call_user(path: str, what: str, function: Callable[[], object]) -> Any:
     """What a function of a user's file returns.
 
     what: the name of the function, for UserCodeError.
@@ -158,7 +158,7 @@ def load_class(kind: str) -> type[FilterBase]:
     class_name = kind[len(path) + 1 :]
     module = _module(kind, path, text)
     names = [name for name, value in vars(module).items() if _is_filter(value, module)]
-    filter_class: Any = vars(module).get(class_name)
+    filter_class: object = vars(module).get(class_name)
     if class_name not in names:
         available = f"it has {', '.join(names)}" if names else "it has none"
         raise ValueError(
@@ -196,12 +196,12 @@ def _with_name(kind: str, class_name: str, filter_class: type[FilterBase]) -> ty
     return filter_class
 
 
-def _are_types(adds: dict[Any, Any]) -> bool:
+def _are_types(adds: dict[object, object]) -> bool:
     texts = all(isinstance(name, str) for name in adds)
     return texts and all(isinstance(kind, pa.DataType) for kind in adds.values())
 
 
-def _is_filter(value: Any, module: ModuleType) -> bool:
+def _is_filter(value: object, module: ModuleType) -> bool:
     is_class = isinstance(value, type) and issubclass(value, (Filter, PoolFilter))
     return is_class and value.__module__ == module.__name__
 

@@ -124,7 +124,7 @@ class _Kind(type):
             raise AttributeError(name)
         return StandIn
 
-    def __call__(cls, *words: Any, **more: Any) -> Any:
+    def __call__(cls, *words: object, **more: object) -> Any:
         return StandIn
 
 
@@ -144,7 +144,7 @@ class _Package(types.ModuleType):
 class StandIns:
     """The last finder of sys.meta_path while a help is printed: of packages of an extra."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """A stand-in for a package that no finder before this one has."""
         top = name.partition(".")[0]
         is_ours = extras_of(top) != USUAL or isinstance(sys.modules.get(top), _Package)

@@ -107,7 +107,7 @@ class CommitRecord:
         return f"{revised_name(self.shard, self.revision)}.parquet"
 
     @classmethod
-    def from_plain(cls, document: Any) -> CommitRecord:
+    def from_plain(cls, document: object) -> CommitRecord:
         """The inverse of `disk.to_plain`. Unknown keys are ignored.
 
         ValueError where a key is missing, or for another version of shards than SHARD_VERSION.

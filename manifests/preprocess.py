@@ -141,7 +141,7 @@ PREPROCESS_FIELDS = tuple(each.name for each in dataclasses.fields(Preprocess))
 # --- open_clip's preprocess_cfg -------------------------------------------------------------------
 
 
-def of_open_clip(document: Mapping[str, Any] | None) -> dict[str, Any]:
+def of_open_clip(document: Mapping[str, object] | None) -> dict[str, Any]:
     """The settings of a `preprocess_cfg`; null and a missing key are its defaults, and other keys
     are not read, as in open_clip. Its size is that of the vision tower.
 
@@ -167,7 +167,7 @@ def of_open_clip(document: Mapping[str, Any] | None) -> dict[str, Any]:
     return values
 
 
-def to_open_clip(settings: Preprocess, size: tuple[int, int]) -> dict[str, Any]:
+def to_open_clip(settings: Preprocess, size: tuple[int, int]) -> dict[str, object]:
     """`preprocess_cfg` of a model. ValueError where open_clip has no such transform.
 
     Its crop rounds an odd margin to even, whatever `crop_floor` says.
@@ -272,7 +272,7 @@ def _square(size: Any, name: str) -> int:
     return side
 
 
-def to_hugging_face(settings: Preprocess, image_size: int) -> dict[str, Any]:
+def to_hugging_face(settings: Preprocess, image_size: int) -> dict[str, object]:
     """`preprocessor_config.json` of a CLIPImageProcessor. ValueError where it cannot do that.
 
     Its crop rounds an odd margin down, whatever `crop_floor` says.

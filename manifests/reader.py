@@ -180,7 +180,7 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def pick_scale(raw: dict[str, Any], scale: str | None, path: str) -> dict[str, Any]:
+def pick_scale(raw: dict[str, object], scale: str | None, path: str) -> dict[str, Any]:
     """The manifest without its block `scales`; the block named `scale` of it is merged over the
     rest.
     """
@@ -193,11 +193,11 @@ def pick_scale(raw: dict[str, Any], scale: str | None, path: str) -> dict[str, A
     if scale not in scales:
         names = ", ".join(sorted(scales)) or "none"
         raise ValueError(f"{path} has no scale {scale!r}; it has {names}")
-    merged: dict[str, Any] = merge(base, scales[scale] or {})
+    merged: dict[str, object] = merge(base, scales[scale] or {})
     return merged
 
 
-def merge(base: Any, change: Any) -> Any:
+def merge(base: object, change: object) -> Any:
     """`change` over `base`: mappings key by key, a null removes its key, everything else is
     replaced.
     """
@@ -212,7 +212,7 @@ def merge(base: Any, change: Any) -> Any:
     return merged
 
 
-def expand_variables(value: Any, path: str, key: str = "") -> Any:
+def expand_variables(value: object, path: str, key: str = "") -> Any:
     """`${NAME}` in texts replaced by the environment. ValueError for a name that is not allowed, or
     not set.
     """
@@ -288,7 +288,7 @@ def shape(raw: Mapping[str, Any], kind: type, folder: str, where: str) -> dict[s
     return shaped
 
 
-def _absolute(path: Any, folder: str) -> Any:
+def _absolute(path: object, folder: str) -> Any:
     """A path relative to the folder of the manifest, which may lie in a store, as an absolute one
     without `..`; URLs and other values as they are.
     """
@@ -310,9 +310,9 @@ def _folder_of(path: str) -> str:
     return str(disk.local_path(path).resolve().parent)
 
 
-def _expanded(paths: list[Any], folder: str) -> list[Any]:
+def _expanded(paths: list[object], folder: str) -> list[Any]:
     """Absolute paths; one with braces is what they stand for, unless a file has that name."""
-    expanded: list[Any] = []
+    expanded: list[object] = []
     for path in (_absolute(each, folder) for each in paths):
         is_plain = not isinstance(path, str) or "{" not in path or os.path.exists(path)
         expanded += [path] if is_plain else expand_braces(path)
@@ -400,7 +400,7 @@ def _shape_ablation(shaped: dict[str, Any], folder: str, where: str) -> None:
         shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
 
 
-def _arm(arm: Any, folder: str) -> Any:
+def _arm(arm: object, folder: str) -> Any:
     """POOL/VIEW as text, or the fields of an Arm with absolute paths."""
     if isinstance(arm, str):
         return {"view": arm}
@@ -417,7 +417,7 @@ def _arm(arm: Any, folder: str) -> Any:
     return fields
 
 
-def _task(task: Any, folder: str) -> Any:
+def _task(task: object, folder: str) -> Any:
     """A task of an ablation: its keys, or the path of a file that holds them."""
     if isinstance(task, str) and task.endswith(".yaml"):
         path = _absolute(task, folder)
@@ -430,7 +430,7 @@ def _task(task: Any, folder: str) -> Any:
     return shaped
 
 
-def _shape_task(shaped: dict[str, Any], folder: str) -> None:
+def _shape_task(shaped: dict[str, object], folder: str) -> None:
     """Absolute paths, and `classes: imagenet` or `templates: file.txt` as *_from."""
     for key in ("data", "train_data"):
         if key in shaped:
@@ -446,7 +446,7 @@ def _shape_task(shaped: dict[str, Any], folder: str) -> None:
 # --- filters and rules in short form -------------------------------------------------------------
 
 
-def filter_fields(entry: Any, folder: str) -> Any:
+def filter_fields(entry: object, folder: str) -> Any:
     """`caption`, `{clip_score: {…}}`, `{clip_l14: {clip_score: {…}}}` or
     `{mine: {my_filters.py:Sharpness: {…}}}` as the fields of FilterSpec.
 
@@ -467,11 +467,11 @@ def filter_fields(entry: Any, folder: str) -> Any:
     return {"name": name, "options": _options(value or {}, folder)}
 
 
-def _options(options: Any, folder: str) -> Any:
+def _options(options: object, folder: str) -> Any:
     """Options of a filter, or its kind with options, with the paths of files as absolute ones."""
     if not isinstance(options, dict):
         return options
-    shaped: dict[Any, Any] = {}
+    shaped: dict[object, object] = {}
     for key, value in options.items():
         if key == "paths" and isinstance(value, (str, list)):
             shaped[key] = _expanded([value] if isinstance(value, str) else value, folder)
@@ -486,7 +486,7 @@ def _options(options: Any, folder: str) -> Any:
     return shaped
 
 
-def _weights(value: Any, folder: str, *, of_arm: bool = False) -> Any:
+def _weights(value: object, folder: str, *, of_arm: bool = False) -> Any:
     """The files and folders that an option names as absolute ones; names of models as they are.
 
     of_arm: a text is a folder, as `clipmill evaluate` takes it, unless it is one of open_clip's.
@@ -515,7 +515,7 @@ def _kind(kind: str, folder: str) -> str:
     return f"{_absolute(match[1], folder)}:{match[2]}" if match else kind
 
 
-def rule_fields(entry: Any, view: str, where: str) -> dict[str, Any]:
+def rule_fields(entry: object, view: str, where: str) -> dict[str, Any]:
     """`{english: language = 'en'}`, `{view: basic}`, `{random_like: clip30, seed: 1}` or
     `{half: {sample: 0.5, seed: 0}}` as the fields of Rule."""
     if isinstance(entry, dict):
@@ -567,7 +567,7 @@ def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
     return crossed
 
 
-def _in_name(value: Any) -> str:
+def _in_name(value: object) -> str:
     """A value in the name of an arm, which has no `+`: 1e30, where Python writes 1e+30."""
     return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
 
@@ -741,7 +741,7 @@ def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
     )
 
 
-def _kind_by_keys(raw: Any) -> Any:
+def _kind_by_keys(raw: object) -> Any:
     """Recipe, Blend, Ablation or TaskSpec, whichever has these keys; None where none has."""
     for kind, keys in KEYS_OF_KIND.items():
         if isinstance(raw, Mapping) and keys <= raw.keys():
@@ -749,19 +749,19 @@ def _kind_by_keys(raw: Any) -> Any:
     return None
 
 
-def _what_it_is(path: str | Path, kind: Any) -> str:
+def _what_it_is(path: str | Path, kind: object) -> str:
     """`FILE is a blend; train on it with: …`."""
     return f"{path} is {USE_OF_KIND[kind].format(path=path)}"
 
 
-def _refuse_other_kind(raw: Any, kind: Any, path: str) -> None:
+def _refuse_other_kind(raw: object, kind: object, path: str) -> None:
     """ValueError where the keys are those of another kind of manifest than `kind`."""
     actual = _kind_by_keys(raw)
     if actual not in (None, kind) and kind in KEYS_OF_KIND:
         raise ValueError(_what_it_is(path, actual))
 
 
-def _refuse_misspelt(raw: Mapping[str, Any], path: str | Path) -> None:
+def _refuse_misspelt(raw: Mapping[str, object], path: str | Path) -> None:
     """ValueError for an unknown key that is nearly `source` or `arms`, which tell the two kinds
     apart.
     """
@@ -815,7 +815,7 @@ class _Boolean:
         return str(self.value).lower()
 
 
-def with_numbers(value: Any, kind: Any) -> Any:
+def with_numbers(value: object, kind: object) -> Any:
     """Text such as 20MiB as a number, where the field that it is for is an int or a float, and a
     whole number as a float where it is for one; true and false there as what pydantic takes for no
     number."""
@@ -845,14 +845,14 @@ def with_numbers(value: Any, kind: Any) -> Any:
     return value
 
 
-def _without_none(kind: Any) -> Any:
+def _without_none(kind: object) -> Any:
     """X of `X | None`."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return next(each for each in typing.get_args(kind) if each is not type(None))
     return kind
 
 
-def without_pydantic(raw: Any, kind: type[T]) -> T | None:
+def without_pydantic(raw: object, kind: type[T]) -> T | None:
     """Plain values as a dataclass where each has the type of its field, so that pydantic, which
     takes 0.1 s to import, would change none; None where it has to convert one or to say what is
     wrong.
@@ -865,7 +865,7 @@ def without_pydantic(raw: Any, kind: type[T]) -> T | None:
         return None
 
 
-def _has_types(value: Any, kind: Any) -> bool:
+def _has_types(value: object, kind: object) -> bool:
     """Whether a value and all that is in it are of exactly these types."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -890,7 +890,7 @@ def _has_types(value: Any, kind: Any) -> bool:
     return kind is Any or (kind in (int, float, bool, types.NoneType) and type(value) is kind)
 
 
-def check_values(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
+def check_values(raw: object, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
     """Plain values as a manifest, or as the block of one at the keys `prefix`, checked as those of
     a file are. `where` begins the message of the ValueError.
     """
@@ -938,7 +938,7 @@ def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
     return f"{key} is {value!r}; it must be {expected}{example}"
 
 
-def _label(raw: Any, location: Iterable[Any]) -> list[str]:
+def _label(raw: object, location: Iterable[object]) -> list[str]:
     """The steps to a value as its reader knows them: views.basic.words instead of
     views.0.rules.1.
     """
@@ -954,7 +954,7 @@ def _label(raw: Any, location: Iterable[Any]) -> list[str]:
     return label
 
 
-def _type_at(kind: Any, location: Iterable[Any]) -> Any:
+def _type_at(kind: object, location: Iterable[object]) -> Any:
     """The type of what lies at `location` inside `kind`."""
     for step in location:
         kind = _without_none(kind)
@@ -967,7 +967,7 @@ def _type_at(kind: Any, location: Iterable[Any]) -> Any:
     return _without_none(kind)
 
 
-def _fields_at(kind: Any, location: Iterable[Any]) -> list[str]:
+def _fields_at(kind: object, location: Iterable[object]) -> list[str]:
     """Field names of the dataclass that lies at `location` inside `kind`; [] where none does."""
     expected = _type_at(kind, location)
     return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from clipmill.manifests import disk
 
@@ -240,6 +240,20 @@ class DamagedSamples:
     samples: tuple[dict[str, Any], ...]
 
 
+class RunIdentity(TypedDict, total=False):
+    """Everything that decides the weights of a run. What is not known, or not used, is left out."""
+
+    config: dict[str, Any]  # the settings that decide the weights
+    order: dict[str, Any]  # of its samples, with the version of the order
+    pixels: int  # version of the crops
+    model: dict[str, Any]  # the architecture of open_clip's list or of a file
+    initial_files: dict[str, str]  # file -> sha256
+    initial_weights: str  # sha256
+    blend: dict[str, Any]
+    tokens: dict[str, str]  # POOL/VIEW -> score set of its tokens, or the model's own tokenizer
+    views: dict[str, str]  # POOL/VIEW -> hash of its document
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """run.json: what a finished run was, and how it went."""
@@ -248,7 +262,7 @@ class RunRecord:
     blend_hash: str
     config: dict[str, Any]
     config_hash: str
-    identity: dict[str, Any]  # everything that decides the weights
+    identity: RunIdentity
     seed: int
     world: int  # ranks of the last start
     device: str
@@ -287,7 +301,7 @@ class CheckpointRecord:
     """checkpoints/step-N/state.json: written last, it makes the checkpoint complete."""
 
     step: int
-    identity: dict[str, Any]  # of the run; see RunRecord
+    identity: RunIdentity  # of the run
     order: str  # fingerprint of the order of training
     config_hash: str
     sha256: dict[str, str]  # file name -> hash

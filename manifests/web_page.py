@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from html import escape, unescape
 from math import floor, isfinite, log10
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -33,7 +32,7 @@ HEAD = 2048  # bytes at the start of a page, with its mark and its title
 MOST_LINKS = 6
 
 
-def page_templates(folder: Path = TEMPLATES, **names: Any) -> Environment:
+def page_templates(folder: Path = TEMPLATES, **names: object) -> Environment:
     """The templates of a folder, which may use those of every page. names: what they may call.
 
     All text is escaped but what is Markup already. A name that is not there is an error.

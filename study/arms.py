@@ -23,7 +23,7 @@ from clipmill.manifests.layout import (
     random_view_name,
 )
 from clipmill.manifests.metrics import Metrics
-from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.records import RunIdentity, ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
 from clipmill.train.evaluation.tasks import saved_metrics
@@ -273,7 +273,12 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 # beside model.json with the sha256 of its files: when they change, the scores are stale.
 
 
-Json = dict[str, Any]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """model.json of a run whose model exists: what decides the scores of the model."""
+
+    source: str
+    files: dict[str, str]  # file -> sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,23 +362,21 @@ def trained_on(source: str) -> str | None:
     return None
 
 
-def model_identity(source: str) -> Json:
+def model_identity(source: str) -> ModelIdentity:
     """What decides the scores of a model: its name, and the sha256 of its files.
 
     ValueError for a folder that does not exist.
     """
     from clipmill.train.formats import model_files  # with torch
 
-    return {"source": source, "files": model_files.source_files(source, alone=False)}
+    files = model_files.source_files(source, alone=False)
+    return ModelIdentity(source=source, files=files)
 
 
-def saved_model(run: ModelRun) -> Json | None:
+def saved_model(run: ModelRun) -> ModelIdentity | None:
     """The identity of the model that was evaluated; None where none was."""
     path = RunLayout(run.out).model_json
-    if not disk.exists(path):
-        return None
-    identity: Json = disk.read_json(path)
-    return identity
+    return read_document(path, ModelIdentity) if disk.exists(path) else None
 
 
 def stale_model(run: ModelRun) -> list[str]:
@@ -389,9 +392,9 @@ def stale_model(run: ModelRun) -> list[str]:
         now = model_identity(run.source)
     except ValueError:
         return []
-    if not saved["files"] and not now["files"]:
-        return differences({"model": saved["source"]}, {"model": now["source"]})
-    return differences(saved["files"], now["files"])
+    if not saved.files and not now.files:
+        return differences({"model": saved.source}, {"model": now.source})
+    return differences(saved.files, now.files)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -660,19 +663,17 @@ def _check_view(user: str, name: str, view: str, folder: str, in_recipe: Sequenc
 # --- what is there already -----------------------------------------------------------------------
 
 
-def _saved_identity(run: WorkRun) -> Json | None:
+def _saved_identity(run: Run) -> RunIdentity | None:
     """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
-    if isinstance(run, ModelRun):
-        return saved_model(run)
     layout = RunLayout(run.out)
     if disk.exists(layout.run_json):
-        identity: Json = disk.read_json(layout.run_json)["identity"]
+        identity: RunIdentity = disk.read_json(layout.run_json)["identity"]
         return identity
     steps = [name for name in disk.list_names(layout.checkpoints) if name.startswith("step-")]
     for name in sorted(steps, key=lambda name: int(name.removeprefix("step-")), reverse=True):
         state = disk.join(layout.checkpoints, name, "state.json")
         if disk.exists(state):
-            checkpoint: Json = disk.read_json(state)["identity"]
+            checkpoint: RunIdentity = disk.read_json(state)["identity"]
             return checkpoint
     return None
 
@@ -735,7 +736,8 @@ def set_aside(run: WorkRun, out: str) -> str:
 
     The HASH is of the identity of the moved run. A number is added where the path is taken.
     """
-    name = f"{posixpath.basename(run.out)}-{disk.content_hash(_saved_identity(run), 8)}"
+    identity = saved_model(run) if isinstance(run, ModelRun) else _saved_identity(run)
+    name = f"{posixpath.basename(run.out)}-{disk.content_hash(identity, 8)}"
     folder = disk.join(out, "runs", ".replaced", run.arm)
     target, number = disk.join(folder, name), 1
     while disk.exists(target):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
@@ -88,7 +87,7 @@ def collect_contract(records: Records) -> Contract | None:
     if not records:
         return None
     hashes, names = set(), set()
-    by_arm: dict[str, list[dict[str, Any]]] = {}
+    by_arm: dict[str, list[dict[str, object]]] = {}
     for arm, of_arm in records.items():
         by_arm[arm] = [_facts(record) for record in of_arm]
         hashes |= {disk.content_hash(_shared(record)) for record in of_arm}
@@ -102,22 +101,21 @@ def collect_contract(records: Records) -> Contract | None:
     )
 
 
-def _shared(record: RunRecord) -> dict[str, Any]:
+def _shared(record: RunRecord) -> dict[str, object]:
     """What all runs have to share: the identity but for data and seeds, with the weights that were
     loaded at the start.
     """
     return {**shared_part(record.identity), "start": record.identity.get("initial_weights")}
 
 
-def _facts(record: RunRecord) -> dict[str, Any]:
+def _facts(record: RunRecord) -> dict[str, object]:
     """The settings of a run, the versions that decide its samples, and what it ran on."""
     facts = {name: value for name, value in record.config.items() if name not in SEEDS}
     if facts.get("init") is not None:  # the path may be the same and the weights others
         sha256 = str(record.identity.get("initial_weights"))[:12]
         facts["init"] = f"{facts['init']} (sha256 {sha256})"
-    shared = _shared(record)
-    facts["version of the order"] = shared["order"]["version"]
-    facts["version of the pixels"] = shared["pixels"]
+    facts["version of the order"] = record.identity.get("order", {}).get("version")
+    facts["version of the pixels"] = record.identity["pixels"]
     facts["device"] = record.device
     facts |= {"world": record.world, "parameters": record.parameters, "steps": record.steps}
     for name, version in record.versions.items():
@@ -125,7 +123,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     return facts
 
 
-def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> ContractRow | None:
+def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, object]]]) -> ContractRow | None:
     """A setting over all runs; None where no run names a value."""
     texts: dict[str, str] = {}
     different: set[str] = set()
@@ -144,7 +142,7 @@ def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> Contra
     )
 
 
-def _setting_text(value: Any) -> str:
+def _setting_text(value: object) -> str:
     """A value for a person to read; empty for none."""
     if value is None or value == {} or value == []:
         return ""
@@ -407,8 +405,8 @@ def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
     """The arms, the rules of their views, the hashes of their rows and the training settings as
     YAML.
     """
-    rules: dict[str, Any] = {}
-    thresholds: dict[str, Any] = {}
+    rules: dict[str, list[object]] = {}
+    thresholds: dict[str, dict[str, float]] = {}
     hashes: dict[str, str] = {}
     for view in views:
         name = f"{view.pool}/{view.view}"
@@ -437,7 +435,7 @@ def _rule(rule: ViewRule) -> object:
     return disk.to_plain(rule) if rule.where is None else {rule.name: rule.where}
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     import yaml
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
@@ -455,9 +453,7 @@ def _of_predictions(runs: Sequence[Run], ablation: Ablation) -> dict[str, str]:
 
 
 def _provenance(layout: AblationLayout, records: Records, hashes: FileHashes) -> Provenance:
-    facts: dict[str, Any] = {
-        "ablation": disk.content_hash(disk.read_json(layout.ablation_json)),
-    }
+    facts = {"ablation": disk.content_hash(disk.read_json(layout.ablation_json))}
     every = [record for of_arm in records.values() for record in of_arm]
     if every:
         settings = {disk.content_hash(shared_part(record.identity)) for record in every}

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import deciding_metric
+from clipmill.manifests.records import RunIdentity
 from clipmill.manifests.schema import Ablation
 from clipmill.study.arms import all_runs, arm_names, expand_runs, given_runs
 from clipmill.train.config import configure
@@ -89,13 +90,11 @@ def earlier_looks(ablation: Ablation, history: Sequence[Look]) -> tuple[EarlierL
     return tuple(seen.values())
 
 
-def _plain_settings(ablation: Ablation) -> dict[str, Any]:
+def _plain_settings(ablation: Ablation) -> dict[str, object]:
     """The training settings of a design, without the seeds."""
     if not ablation.train:
         return {}
-    shared = shared_part(settings_identity(configure(ablation.train)))
-    plain: dict[str, Any] = json.loads(json.dumps(disk.to_plain(shared["config"])))
-    return plain
+    return shared_part(settings_identity(configure(ablation.train)))["config"]
 
 
 def looks(out: str) -> tuple[Look, ...]:
@@ -154,7 +153,7 @@ def record_look(
         _write(out, (*earlier, look))
 
 
-def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
+def design_of(ablation: Ablation, out: str) -> dict[str, object]:
     """What a study has to fix before its runs, as plain values: tasks with their deciding metric
     and the hash of their data, arms and the hashes of their views, seeds, equivalence band,
     controls, training settings with the content of the initial weights, and versions.
@@ -166,7 +165,7 @@ def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
         asked = disk.to_plain(task, with_defaults=False)
         tasks[task.name] = {**asked, "metric": deciding_metric(task), "data_hash": samples}
     data: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
+    shared: RunIdentity = {}
     if ablation.train:
         shared = shared_part(settings_identity(configure(ablation.train)))
     for run in expand_runs(ablation, out, built=False):
@@ -188,7 +187,7 @@ def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
         "train": shared.pop("config", {}),
         **shared,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(disk.to_plain(design)))
+    plain: dict[str, object] = json.loads(json.dumps(disk.to_plain(design)))
     return plain
 
 

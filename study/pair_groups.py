@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -310,7 +309,7 @@ def _ceiling(value_R: FloatArray, noise: AdditiveFit, seeds: int) -> float | Non
 # --- what to go on with ---------------------------------------------------------------------------
 
 
-def confirming_ablation(answer: Attribution, ablation: Ablation) -> dict[str, Any]:
+def confirming_ablation(answer: Attribution, ablation: Ablation) -> dict[str, object]:
     """The ablation that would confirm the group with the largest part of the gain: the groups of
     the baseline without it, or with it, against all of them, on fresh seeds.
     """

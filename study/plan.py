@@ -122,7 +122,7 @@ def _check_mixtures(ablation: Ablation) -> None:
         )
 
 
-def _check_settings(key: str, changes: Mapping[str, Any]) -> None:
+def _check_settings(key: str, changes: Mapping[str, object]) -> None:
     """ValueError, with the key of the manifest, for settings that no run can have."""
     try:
         device = configure(changes).device

@@ -118,7 +118,7 @@ def evaluate_it(request: Json) -> Json:
     if "model" in request:
         source, device, tokenizer = request["model"], request["device"], request["tokenizer"]
         identity = model_identity(source)
-        weights = identity["files"]
+        weights = identity.files
     else:
         config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
         source, device, tokenizer = request["out"], config.device, config.tokenizer

@@ -46,7 +46,7 @@ WEEK_SECONDS = 604_800
 CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
 
 
-def setting(default: Any, meaning: str, *, heading: str | None = None) -> Any:
+def setting(default: object, meaning: str, *, heading: str | None = None) -> Any:
     """A field of TrainConfig: its default and meaning; `heading` begins a group of settings."""
     return field(default=default, metadata={"meaning": meaning, "heading": heading})
 
@@ -608,9 +608,9 @@ def configure(changes: Mapping[str, Any], epoch_samples: int | None = None) -> T
     return dataclasses.replace(base, **run_changes, model_changes=model_changes)
 
 
-def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+def plain_changes(changes: Mapping[str, object]) -> dict[str, Any]:
     """Changes under the names that settings have here. ValueError for two names of one setting."""
-    plain: dict[str, Any] = {}
+    plain: dict[str, object] = {}
     for key, value in changes.items():
         name, words = OPEN_CLIP_NAMES.get(key.replace("-", "_"), (key, {}))
         if name in plain:
@@ -626,7 +626,7 @@ def _types() -> tuple[dict[str, Any], dict[str, Any]]:
     return of_run, {name: kind for name, kind in of_model.items() if name not in DECIDED_BY_RUN}
 
 
-def _unknown(key: str, value: Any, base: TrainConfig, epoch_samples: int | None) -> str:
+def _unknown(key: str, value: object, base: TrainConfig, epoch_samples: int | None) -> str:
     """The message for a key that is no setting, with the setting that is meant."""
     message = f"unknown training setting {key!r}"
     name = key.replace("-", "_").lower()
@@ -677,7 +677,7 @@ def _read(key: str, value: Any, kind: Any) -> Any:
     raise ValueError(f"{key} is {value!r}; it must be {wanted}")
 
 
-def _read_list(key: str, value: Any, kind: Any) -> list[Any]:
+def _read_list(key: str, value: object, kind: object) -> list[Any]:
     """Values of one kind, from a list or from text with commas between them."""
     parts = value
     if isinstance(value, str):
@@ -687,7 +687,7 @@ def _read_list(key: str, value: Any, kind: Any) -> list[Any]:
     return [_read(key, part, kind) for part in parts]
 
 
-def _finite_number(value: Any) -> float | int | None:
+def _finite_number(value: object) -> float | int | None:
     """A finite number, or text that is one (12.8M, 20MiB, 5e-4); None for anything else."""
     if isinstance(value, str):
         if match := QUANTITY.match(value):
@@ -761,7 +761,7 @@ def _choices(kind: Any) -> str:
     return {int: "whole number", float: "number", bool: "true | false", str: "text"}[kind]
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     """A default as `--set` takes it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout, RunLayout
 from clipmill.manifests.preprocess import Preprocess
-from clipmill.manifests.records import RunRecord
+from clipmill.manifests.records import RunIdentity, RunRecord
 from clipmill.manifests.schema import Blend
 from clipmill.train import transforms
 from clipmill.train.config import TrainConfig, model_config
@@ -72,11 +72,11 @@ def view_hashes(blend: Blend) -> dict[str, str]:
     return hashes
 
 
-def settings_identity(config: TrainConfig) -> dict[str, Any]:
+def settings_identity(config: TrainConfig) -> RunIdentity:
     """What the settings alone decide: their values, the versions of order and pixels, the sha256 of
     the files of the initial weights. Files that are gone are left out.
     """
-    identity: dict[str, Any] = {
+    identity: RunIdentity = {
         "config": deciding_settings(config),
         "order": {"version": ORDER_VERSION},
         "pixels": transforms.PIXELS_VERSION,
@@ -97,9 +97,7 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
     return identity
 
 
-def run_identity(
-    blend: Blend, config: TrainConfig, loader: RunLoader | None = None
-) -> dict[str, Any]:
+def run_identity(blend: Blend, config: TrainConfig, loader: RunLoader | None = None) -> RunIdentity:
     """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
     what is drawn, the content of the views and of the initial weights, and the sets of tokens.
 
@@ -111,8 +109,9 @@ def run_identity(
     names = ("name", "pools", "max_repeats")  # they decide no sample
     identity["blend"] = {key: document[key] for key in document if key not in names}
     if loader is not None:
-        whole = {"order": loader.order.identity(), "tokens": loader.route.token_sets}
-        return {**identity, **whole, "views": view_hashes(blend)}
+        identity["order"], identity["views"] = loader.order.identity(), view_hashes(blend)
+        identity["tokens"] = dict(loader.route.token_sets)
+        return identity
     if blend.draws_from != "views":
         del identity["order"]  # streams have none
         return identity
@@ -148,18 +147,19 @@ def _token_set(pool: str, view: str, tokenizer: str, state: object) -> str:
     return token_set(pool, view, tokenizer)
 
 
-def shared_part(identity: Mapping[str, Any]) -> dict[str, Any]:
+def shared_part(identity: RunIdentity) -> RunIdentity:
     """The part of an identity that the runs of an ablation share: neither data nor seeds."""
     config = {key: identity["config"][key] for key in identity["config"] if key not in SEEDS}
     order = {"version": identity.get("order", {}).get("version")}
-    shared = {"config": config, "order": order, "pixels": identity["pixels"]}
-    for key in ("initial_files", "target"):
-        if key in identity:
-            shared[key] = identity[key]
+    shared: RunIdentity = {"config": config, "order": order, "pixels": identity["pixels"]}
+    if "initial_files" in identity:
+        shared["initial_files"] = identity["initial_files"]
     return shared
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(
+    saved: Mapping[str, object], now: Mapping[str, object], prefix: str = ""
+) -> list[str]:
     """What differs between two identities, each as `key: saved -> now`; hashes are cut."""
     lines = []
     for key in sorted({*saved, *now}):
@@ -171,21 +171,21 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text[:12] if SHA256.fullmatch(text) else text
 
 
 def changes_since(
-    saved: Mapping[str, Any], now: Mapping[str, Any], run: str, export: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
+    saved: RunIdentity, now: RunIdentity, run: str, export: Mapping[str, str]
+) -> tuple[RunIdentity, list[str]]:
     """The identity of a run now, and how it differs from the saved one, as `key: saved -> now`.
 
     What `now` leaves out is taken to be as it was: it is gone, or was not opened. `export`: sha256
     of each exported file of the finished run in the folder `run`; empty before. Files that have
     other bytes now are differences too.
     """
-    identity = {**saved, **now}
+    identity: RunIdentity = {**saved, **now}
     if list(now.get("order", ())) == ["version"]:
         identity["order"] = {**saved.get("order", {}), **now["order"]}
     lines = differences(saved, identity)
@@ -197,8 +197,8 @@ def changes_since(
 
 
 def check_same_run(
-    saved: Mapping[str, Any], now: Mapping[str, Any], out: str, record: RunRecord | None = None
-) -> dict[str, Any]:
+    saved: RunIdentity, now: RunIdentity, out: str, record: RunRecord | None = None
+) -> RunIdentity:
     """Compare the identity in a run's folder with the present one, which is returned. ValueError
     names what differs.
 

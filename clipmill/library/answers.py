@@ -160,14 +160,14 @@ class Verdict(Answer):
         return render_decision(self.decision, self.source, links)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = disk.to_plain(self.decision)
+        plain: dict[str, object] = disk.to_plain(self.decision)
         return plain
 
 
 def decide(
-    data: Any, /, *more: Any, baseline: str | None = None, task: str | None = None,
+    data: object, /, *more: object, baseline: str | None = None, task: str | None = None,
     metric: str | None = None, lower_is_better: Names = None, higher_is_better: Names = None,
-    without: Names = None, where: Mapping[str, Any] | None = None, effect: float | None = None,
+    without: Names = None, where: Mapping[str, object] | None = None, effect: float | None = None,
     equivalence: float = 0.0, noise: float | None = None, pattern: str | None = None,
     table: str | int | None = None, arm: Names = None, seed: Names = None, block: Names = None,
     task_column: Names = None, metric_column: Names = None, value: Names = None,
@@ -262,7 +262,7 @@ def decide(
     return Verdict(decision, source_name(sources[0]))
 
 
-def _source(data: Any) -> Source:
+def _source(data: object) -> Source:
     """A path, of what is shipped too, or a table that is read."""
     if isinstance(data, str | os.PathLike):
         return str(reader.shipped(os.fspath(data)))
@@ -323,7 +323,7 @@ class BlendAnswer(Answer):
         return drawing(self._title, self._title, strips, unit, self.choice.advice, "{:g}".format)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = disk.to_plain(self.choice)
+        plain: dict[str, object] = disk.to_plain(self.choice)
         return plain
 
     def write(self, folder: str | os.PathLike[str]) -> list[str]:
@@ -347,7 +347,7 @@ class BlendAnswer(Answer):
 
 
 def mix(
-    runs: Any, metrics: Any = None, /, *, target: Names = None, lower_is_better: Names = None,
+    runs: object, metrics: object = None, /, *, target: Names = None, lower_is_better: Names = None,
     higher_is_better: Names = None, samples_seen: int | str | None = None,
     max_repeats: float | None = None, rows: Mapping[str, int | str] | None = None
 ) -> BlendAnswer:  # fmt: skip

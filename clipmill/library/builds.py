@@ -39,7 +39,7 @@ class Built:
 def build_pool(
     recipe: str | os.PathLike[str] | None = None, /, *, out: str | os.PathLike[str],
     until: Until = "choose", retry: Literal["transient"] | None = None, scale: str | None = None,
-    from_lock: str | os.PathLike[str] | None = None, fetch: Mapping[str, Any] | None = None,
+    from_lock: str | os.PathLike[str] | None = None, fetch: Mapping[str, object] | None = None,
     engine: Engine = "auto"
 ) -> Built:  # fmt: skip
     """Build a pool from a recipe. Called again, it goes on where it stopped.

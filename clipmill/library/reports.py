@@ -91,7 +91,7 @@ class Comparison(Answer):
         return render_comparison(self.comparison, links)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = disk.to_plain(self.comparison)
+        plain: dict[str, object] = disk.to_plain(self.comparison)
         return plain
 
     @property

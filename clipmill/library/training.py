@@ -95,7 +95,7 @@ def blend_from(
 def train_model(
     blend: str | os.PathLike[str] | None = None, /, *, mix: Mapping[str, float] | None = None,
     stream: Sequence[str] | None = None, out: str | os.PathLike[str], preset: str | None = None,
-    settings: Mapping[str, Any] | None = None, seed: int | None = None, ranks: int = 1,
+    settings: Mapping[str, object] | None = None, seed: int | None = None, ranks: int = 1,
     ray: bool = False, resume: Literal["auto", "required"] = "auto", restart: bool = False
 ) -> RunRecord:  # fmt: skip
     """Train a CLIP on a blend of views; the same call resumes an interrupted run. Ctrl-C saves the

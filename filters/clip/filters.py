@@ -92,7 +92,7 @@ def fixed_lists(rows_BE: Embeddings, kind: pa.DataType, lacking: Mask | None = N
 
 
 def stored_embeddings(
-    columns: pa.Table | Mapping[str, Any], instance: str, tower: str
+    columns: pa.Table | Mapping[str, object], instance: str, tower: str
 ) -> tuple[Embeddings, Mask]:
     """(rows, width) fp32 of a stored column of an `embed` instance, of length 1 again, and
     which rows have one. Rows without one are zero.
@@ -102,7 +102,7 @@ def stored_embeddings(
     return unit_vectors(_stored_column(columns, instance, tower))
 
 
-def _stored_column(columns: pa.Table | Mapping[str, Any], instance: str, tower: str) -> Any:
+def _stored_column(columns: pa.Table | Mapping[str, object], instance: str, tower: str) -> Any:
     name = f"{instance}_{tower}"
     if name not in (columns.column_names if isinstance(columns, pa.Table) else columns):
         raise ValueError(
@@ -402,7 +402,7 @@ def activation(values: Float32Array, kind: str) -> Float32Array:
     """none, relu, gelu (exact), tanh, sigmoid, or softmax over the last axis."""
     from scipy import special
 
-    functions: dict[str, Callable[[Float32Array], Any]] = {
+    functions: dict[str, Callable[[Float32Array], object]] = {
         "none": np.asarray,
         "relu": lambda x: np.maximum(x, 0),
         "gelu": lambda x: x * 0.5 * (1 + special.erf(x / np.sqrt(2))),
@@ -461,7 +461,7 @@ def _natural_key(name: str) -> list[tuple[int, str]]:
 
 def _read_tensors(path: Path) -> dict[str, Float32Array]:
     """Named tensors in fp32. A pickle is read without executing what it contains."""
-    tensors: Mapping[str, Any]
+    tensors: Mapping[str, object]
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as file:

@@ -623,7 +623,7 @@ def shared_model(filter_: ClipFilter) -> ClipModel:
     return model
 
 
-def _load(filter_: ClipFilter, device: Any, half: bool) -> ClipModel:
+def _load(filter_: ClipFilter, device: object, half: bool) -> ClipModel:
     import open_clip
 
     model, who = filter_.model, f"filter {filter_.name}"

@@ -141,12 +141,12 @@ def uid_of(url: str, caption: str) -> str:
     return str(xxhash.xxh3_128_hexdigest(f"{url}\0{caption}".encode("utf-8", "surrogatepass")))
 
 
-def content_hash(value: Any, length: int = 12) -> str:
+def content_hash(value: object, length: int = 12) -> str:
     """sha256 of the canonical JSON of a dataclass or plain value, cut to `length` hex digits."""
     return plain_hash(to_plain(value), length)
 
 
-def plain_hash(value: Any, length: int = 12) -> str:
+def plain_hash(value: object, length: int = 12) -> str:
     """`content_hash` of what `json.loads` gave: three times as fast for a large document."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
@@ -630,7 +630,7 @@ def _ask_store(fs: Any, place: str, path: str) -> None:
             raise
 
 
-def open_stream(path: str | Path, **options: Any) -> Any:
+def open_stream(path: str | Path, **options: object) -> Any:
     """`fsspec.open` of a file to read, local or remote. OSError with the path where a store has
     none, or refuses it: what fsspec raises names none."""
     if str(path).partition("://")[0] in BUCKETS and info(path) is None:
@@ -676,7 +676,7 @@ def info(path: str | Path) -> dict[str, Any] | None:
     """What the store says of an object or folder; None where there is none."""
     fs, name = filesystem(path)
     try:
-        details: dict[str, Any] = retried(lambda: fs.info(name), path)
+        details: dict[str, object] = retried(lambda: fs.info(name), path)
     except FileNotFoundError:
         return None
     return details
@@ -831,7 +831,7 @@ def _put(fs: Any, name: str, source: bytes | Path, **options: Any) -> None:
         fs.put_file(str(source), name, **options)
 
 
-def _put_new(fs: Any, name: str, path: str | Path, source: bytes | Path) -> None:
+def _put_new(fs: object, name: str, path: str | Path, source: bytes | Path) -> None:
     if has_conditional_put(fs, path):
         _put(fs, name, source, mode="create")
         return
@@ -1059,7 +1059,7 @@ def sync_folder(folder: str | Path) -> None:
 
 
 @contextmanager
-def open_file(path: str | Path, **options: Any) -> Iterator[Any]:
+def open_file(path: str | Path, **options: object) -> Iterator[Any]:
     """A file to read at any offset: a local path for pyarrow, or a file object of a store, opened
     with these options of fsspec. NotRegular for a pipe, a device or a folder."""
     if not is_url(path):

@@ -16,7 +16,7 @@ PLAIN_TYPES = {str, int, float, bool, type(None)}
 OPTIONAL = {"optional": True}  # metadata of a field whose key a document may lack
 
 
-def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
+def to_plain(value: object, *, with_defaults: bool = True) -> Any:
     """Dataclasses, tuples and paths as dicts, lists and strings.
 
     A field with the metadata OPTIONAL is left out where it has its default. with_defaults False
@@ -42,14 +42,14 @@ def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
     if field.default_factory is not dataclasses.MISSING:
         return bool(value == field.default_factory())
     return bool(value == field.default)
 
 
 @functools.cache
-def _type_hints(kind: Any) -> Mapping[str, Any]:
+def _type_hints(kind: object) -> Mapping[str, Any]:
     """The types of the fields of a dataclass. They are texts, which take 0.1 ms to evaluate."""
     return typing.get_type_hints(kind)
 
@@ -70,7 +70,9 @@ def from_plain(kind: Any, value: Any, name: str | None = None) -> Any:
         return _any_from_plain(args, value, name)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_from_plain(kind, value, name)
-    if origin is dict:
+    if typing.is_typeddict(kind):
+        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
+    elif origin is dict:
         _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
         return {key: from_plain(args[1], each, f"{name}[{key!r}]") for key, each in value.items()}
     if origin is tuple:
@@ -87,7 +89,7 @@ def from_plain(kind: Any, value: Any, name: str | None = None) -> Any:
     return value
 
 
-def _any_from_plain(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+def _any_from_plain(kinds: tuple[object, ...], value: object, name: str) -> Any:
     """A value of the first of the kinds that it fits."""
     if value is None and type(None) in kinds:
         return None
@@ -116,7 +118,7 @@ def _dataclass_from_plain(kind: type, value: Any, name: str) -> Any:
     return kind(**values)
 
 
-def _require(fits: bool, value: Any, name: str, wanted: str) -> None:
+def _require(fits: bool, value: object, name: str, wanted: str) -> None:
     if not fits:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:60] + "…"

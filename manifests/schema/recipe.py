@@ -78,7 +78,7 @@ def check_ranges(value: Any) -> None:
                 raise ValueError(f"{key} is {number!r}; it must lie in {least}..{most}")
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(key: str, value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (tuple, list)):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):

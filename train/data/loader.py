@@ -192,11 +192,12 @@ class RunLoader:
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
+        order_seed = config.seed if config.order_seed is None else config.order_seed
         request = RankRequest(
             config=config,
             rank=rank,
             world=world,
-            seed=(blend.seed << 32) + _order_seed(config),
+            seed=(blend.seed << 32) + order_seed,
             times=times,
             own=own,
             coder=coder,
@@ -265,7 +266,7 @@ class RunLoader:
             planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
 
-    def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
+    def sources(self, steps: int | None = None) -> dict[str, dict[str, object]]:
         """What the run draws of each source in all or some steps, as plain values; of streams also
         what this rank has read.
         """
@@ -410,11 +411,6 @@ def _gathered(samples: Sequence[Sample]) -> pa.Table:
 
 def _read_image(sample: Sample) -> bytes:
     return sample.read()
-
-
-def _order_seed(config: TrainConfig) -> int:
-    """The seed of a run's order and crops."""
-    return config.seed if config.order_seed is None else config.order_seed
 
 
 def copy_whole(

@@ -252,7 +252,7 @@ class StreamCounts:
                 if len(self.reasons) < LISTED:
                     self.reasons[tar] = broken
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         """As plain values for JSON."""
         with self._lock:
             return {
@@ -263,7 +263,7 @@ class StreamCounts:
             }
 
 
-def sum_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, object]:
     """The sum of the plain values of several ranks."""
     tars = broken = 0
     skipped: Counter[str] = Counter()
@@ -291,11 +291,11 @@ class StreamDraws:
     tars: int  # of the source
     read: Mapping[str, Any] = field(default_factory=dict)  # StreamCounts of this rank
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """As plain values for run.json. The number of rows is not known."""
         return {"drawn": self.drawn, "share": self.share, "tars": self.tars, **self.read}
 
-    def realised(self) -> dict[str, Any]:
+    def realised(self) -> dict[str, object]:
         """As a line of the log has it."""
         return {
             "samples": self.drawn,
@@ -639,7 +639,7 @@ class StreamOrder:
             )
         return draws
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What is known to decide the samples; the tars may hold others the next time."""
         streams = {}
         for name in self.names:

@@ -259,7 +259,7 @@ def _no_image(images: ImageSource, index: int, error: Exception) -> ValueError:
     return ValueError(f"{images.path(index)} cannot be decoded as an image: {error}")
 
 
-def map_images(images: ImageSource, function: Callable[[bytes], Any]) -> list[Any]:
+def map_images(images: ImageSource, function: Callable[[bytes], object]) -> list[Any]:
     """`function` of the bytes of every image, in order, in threads.
 
     ValueError names an image that cannot be read, or for which `function` raises ValueError.
@@ -272,7 +272,7 @@ def map_images(images: ImageSource, function: Callable[[bytes], Any]) -> list[An
         except ValueError as error:
             raise _no_image(images, index, error) from error
 
-    results: list[Any] = []
+    results: list[object] = []
     with ThreadPoolExecutor(max_workers=max(1, min(8, os.cpu_count() or 1))) as threads:
         for rows in batch_rows(len(images.names)):
             readers = images.readers(rows.start, rows.stop)

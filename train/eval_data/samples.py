@@ -129,7 +129,7 @@ def _literal(text: str) -> Any:
             return None
 
 
-def _in_order(names: Mapping[Any, Any], path: str) -> list[str]:
+def _in_order(names: Mapping[object, object], path: str) -> list[str]:
     """The class names of an object in the order of their numbers, such as `{"0": "tench"}`,
     `{"tench": 0}` or `{"0": ["n01440764", "tench"]}`; or with the WordNet ids that are its keys.
     """
@@ -225,7 +225,7 @@ class Samples:
             return self.own_prompts[self.classes.index(name)]
         return tuple(template.replace("{}", name) for template in self.templates)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """Names, labels and texts as plain values: equal for equal data in any folder."""
         content: dict[str, Any] = {
             "files": self.files,
@@ -1135,7 +1135,9 @@ def _open(path: str) -> BinaryIO:
 # --- members --------------------------------------------------------------------------------------
 
 
-def _value(parts: dict[str, bytes], column: str, where: str, convert: Callable[[Any], Any]) -> Any:
+def _value(
+    parts: dict[str, bytes], column: str, where: str, convert: Callable[[object], object]
+) -> Any:
     """The value of EXTENSION, or of EXTENSION:FIELD of a JSON or npy member."""
     extension, _, field = column.partition(":")
     if extension not in parts:
@@ -1155,13 +1157,13 @@ def _value(parts: dict[str, bytes], column: str, where: str, convert: Callable[[
         raise ValueError(f"{where}: {column} cannot be read ({error!r})") from error
 
 
-def _as_label(value: Any) -> Any:
+def _as_label(value: object) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"a label is a number or a text, not {value!r}")
     return value.strip() if isinstance(value, str) else value
 
 
-def _as_captions(value: Any) -> list[str]:
+def _as_captions(value: object) -> list[str]:
     texts = value
     if isinstance(value, str):  # a blank line is no caption
         texts = [line for line in value.splitlines() if line.strip()]
@@ -1170,7 +1172,7 @@ def _as_captions(value: Any) -> list[str]:
     return [text.strip() for text in texts]
 
 
-def _as_group(value: Any) -> Any:
+def _as_group(value: object) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 

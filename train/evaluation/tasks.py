@@ -109,7 +109,7 @@ def gather(
     parts = {name: np.concatenate([batch[name] for batch in own]) for name in own[0]} if own else {}
     if ranks.world == 1:
         return parts
-    kinds: dict[str, Any] = {}
+    kinds: dict[str, object] = {}
     for name, values in parts.items():
         kinds[name] = [values.dtype.str, list(values.shape[1:])]
     from clipmill.train.parallel import process_group
@@ -500,7 +500,7 @@ def _predict_retrieval(encoder: Encoder, task: TaskSpec, samples: Samples) -> Pr
     return Predicted(columns=columns, metrics=metrics)
 
 
-def _retrieval_chance(metadata: Mapping[str, Any], samples: int) -> float:
+def _retrieval_chance(metadata: Mapping[str, object], samples: int) -> float:
     return 1 / samples
 
 
@@ -780,7 +780,7 @@ def _predict_probe(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predic
     require_finite(finite_rows(logits_NC), samples.files, task.name, "logits")
     label_N = torch.tensor(samples.labels)
     predicted = predicted_of(columns_in_batches(logits_NC, label_N), task, samples)
-    details: Mapping[str, Any] = {"strength": strength, "train_images": len(labels)}
+    details: Mapping[str, object] = {"strength": strength, "train_images": len(labels)}
     return Predicted(columns=predicted.columns, metrics=predicted.metrics, details=dict(details))
 
 
@@ -879,7 +879,7 @@ def _check_replaceable(path: str) -> None:
         raise ValueError(f"{path} has no predictions of an evaluation; name another --out")
 
 
-def used_of(model: AnyModel) -> dict[str, Any]:
+def used_of(model: AnyModel) -> dict[str, object]:
     """What pictures and captions go through before a model: as settings, and in words."""
     from clipmill.train.model.open_clip_model import tokenizer_words
 

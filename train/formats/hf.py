@@ -88,7 +88,7 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
     return not (is_clip and added <= set(clip) and kind.startswith("CLIPTokenizer"))
 
 
-def _settings(context_length: int) -> dict[str, Any]:
+def _settings(context_length: int) -> dict[str, object]:
     return {
         "tokenizer_class": "CLIPTokenizer",
         "bos_token": START,
@@ -219,7 +219,7 @@ def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 # --- settings -------------------------------------------------------------------------------------
 
 
-def hf_config(config: ModelConfig) -> dict[str, Any]:
+def hf_config(config: ModelConfig) -> dict[str, object]:
     """`config.json` of a CLIPModel. ValueError for a model that CLIPModel cannot compute."""
     if config.logit_bias:
         raise ValueError(
@@ -252,7 +252,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _tower_config(config: ModelConfig, tower: str, activation: str) -> dict[str, Any]:
+def _tower_config(config: ModelConfig, tower: str, activation: str) -> dict[str, object]:
     return {
         "hidden_size": getattr(config, f"{tower}_width"),
         "intermediate_size": getattr(config, f"{tower}_mlp"),

@@ -419,7 +419,7 @@ def _function(config: ModelConfig | OpenClipConfig) -> dict[str, dict[str, Any]]
     return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "model": images}
 
 
-def _fitting(state: Mapping[str, Any], config: OpenClipConfig) -> Mapping[str, Any]:
+def _fitting(state: Mapping[str, Tensor], config: OpenClipConfig) -> dict[str, Tensor]:
     """Weights without a logit bias that the model does not have."""
     parameters = without_wrappers(state)
     if not config.logit_bias:
@@ -452,7 +452,7 @@ def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tu
     return different
 
 
-def _as_setting(value: Any) -> str:
+def _as_setting(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(str(part) for part in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -520,7 +520,9 @@ def _from_open_clip_list(source: str) -> AnyModel:
     return model
 
 
-def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _preprocessing(
+    architecture: str, tag: str, settings: Mapping[str, object]
+) -> Mapping[str, Any]:
     """Mean and std of a tag's images; {} for a file. ValueError for an unknown tag or another
     activation.
     """
@@ -535,7 +537,7 @@ def _preprocessing(architecture: str, tag: str, settings: Mapping[str, Any]) -> 
             f"open_clip's {architecture} has no weights {tag!r}{disk.did_you_mean(tag, tags)}, "
             f"and there is no such file; its tags: {listed}"
         )
-    pretrained: dict[str, Any] = open_clip.get_pretrained_cfg(architecture, tag)
+    pretrained: dict[str, object] = open_clip.get_pretrained_cfg(architecture, tag)
     # Weights that are run with another activation than they were trained with lose accuracy
     # silently.
     trained_quick = bool(pretrained.get("quick_gelu", False))

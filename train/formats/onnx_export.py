@@ -272,7 +272,7 @@ logger = logging.getLogger(__name__)
 # --- what is written beside them ------------------------------------------------------------------
 
 
-def description(model: CLIP, source: str, options: OnnxOptions) -> dict[str, Any]:
+def description(model: CLIP, source: str, options: OnnxOptions) -> dict[str, object]:
     """Model, preprocessing, tokenizer and identity, as in the files and in onnx_config.json."""
     config = model.config
     height, width = config.height_width

@@ -126,7 +126,7 @@ def stored_parts(
         yield name, parameter.shape, parts
 
 
-def _check_names(sources: Mapping[str, str], state: Mapping[str, Any]) -> None:
+def _check_names(sources: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
     """ValueError where `state` has not the names of `sources`, whose values are ours."""
     lost = [source for source in sources if source not in state]
     others = sorted(state.keys() - sources)
@@ -195,7 +195,7 @@ def from_open_clip(
     return converted
 
 
-def plain_names(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters without the prefixes of wrappers and of a separate text tower; no buffers."""
     plain = {}
     for full_name, value in without_wrappers(state).items():
@@ -205,7 +205,9 @@ def plain_names(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return plain
 
 
-def with_positions(state: Mapping[str, Any], config: ModelConfig, source: str) -> dict[str, Any]:
+def with_positions(
+    state: Mapping[str, Tensor], config: ModelConfig, source: str
+) -> dict[str, Tensor]:
     """Plain names with their tables of positions at the model's sizes, resized by open_clip as it
     does when it loads weights; those that it cannot resize stay.
     """
@@ -253,7 +255,7 @@ def _remedy(name: str, shape: Sequence[int], config: ModelConfig) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_state(path: str) -> dict[str, Any]:
+def read_state(path: str) -> dict[str, Tensor]:
     """The tensors by name of a .safetensors file, of one that torch saved (.bin, .pt, .pth), or of
     all files of an index of shards: below `state_dict` or another key, and without what is beside
     them.
@@ -286,13 +288,13 @@ def read_state(path: str) -> dict[str, Any]:
     return state
 
 
-def _read_shards(path: str) -> dict[str, Any]:
+def _read_shards(path: str) -> dict[str, Tensor]:
     shards = sorted(set(disk.read_json(path)["weight_map"].values()))
     folder = path.rpartition("/")[0]
     present = disk.list_names(folder)
     if missing := [shard for shard in shards if shard not in present]:
         raise ValueError(f"{path} names {missing[0]}, one of {len(missing)} files that are missing")
-    state: dict[str, Any] = {}
+    state: dict[str, Tensor] = {}
     for shard in shards:
         state |= read_state(disk.join(folder, shard))
     return state
@@ -329,7 +331,7 @@ def _reason(data: bytes, error: Exception) -> str:
     return " ".join(message.split())
 
 
-def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Tensor]:
     """The tensors by name in what torch saved: its own, or those below a key."""
     below = {key: value for key, value in stored.items() if _is_state(value)}
     if "state_dict" in below:
@@ -349,7 +351,7 @@ def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in OPENAI_ENTRIES}
 
 
-def _is_state(value: Any, beside: Sequence[str] = ()) -> bool:
+def _is_state(value: object, beside: Sequence[str] = ()) -> bool:
     """Whether a value is a mapping of tensors by name, and of `beside`."""
     if not isinstance(value, Mapping) or not value:
         return False
@@ -467,7 +469,7 @@ def load_export(folder: str) -> AnyModel:
         folder=folder if has_files else None,
     )
     model = build_model(config)
-    state: Mapping[str, Any] = read_state(disk.join(folder, files[0]))
+    state = read_state(disk.join(folder, files[0]))
     if isinstance(config, ModelConfig):
         state = with_positions(plain_names(state), config, folder)
     model.load_state_dict(from_open_clip(state, config))

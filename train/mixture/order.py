@@ -267,7 +267,7 @@ class RowChances(Protocol):
     def unique(self, source: int, rows: int, drawn: int) -> int:
         """About how many different rows come in so many draws."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the chances: {name of the source: its rule}."""
 
 
@@ -286,14 +286,14 @@ class Repeats:
     unique: int
     captions: dict[str, int] | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """As plain values, without captions where there is one column."""
-        plain: dict[str, Any] = to_plain(self)
+        plain: dict[str, object] = to_plain(self)
         if self.captions is None:
             del plain["captions"]
         return plain
 
-    def realised(self) -> dict[str, Any]:
+    def realised(self) -> dict[str, object]:
         """As a line of the log has it."""
         values: dict[str, Any] = {"samples": self.drawn, "repeats": self.repeats}
         values["share"] = self.share
@@ -325,7 +325,7 @@ class RunOrder(Protocol):
     def repeats(self, steps: int) -> dict[str, Repeats]:
         """Per source, what `steps` steps from the start draw."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Everything that decides the order, as plain values; `fingerprint` is its hash."""
 
     def fingerprint(self) -> str:
@@ -590,7 +590,7 @@ class Order:
                 "samples, lower its weight or raise max_repeats"
             )
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Everything that decides the order, as plain values; `fingerprint` is its hash."""
         sources = {}
         for source in self.sources:
@@ -600,7 +600,7 @@ class Order:
                 "shards": len(source.shard_rows),
                 "hash": content_hash(np.asarray(source.shard_rows, np.int64).tolist()),
             }
-        identity: dict[str, Any] = {
+        identity: dict[str, object] = {
             "version": ORDER_VERSION,
             "batch_size": self.batch_size,
             "lanes": self.lanes,
@@ -708,7 +708,7 @@ class Order:
 
     def _locate_in_epoch(self, s: int, epoch: int, within: Integers) -> tuple[Integers, Integers]:
         """(shard, kept row) of draws `within` one epoch of source `s`."""
-        if epoch > 0 and self._is_small(s):
+        if epoch > 0 and self._rows[s] < FEW * self._most[s]:
             return self._from_numbers(s, self._epoch_of_few(s, epoch)[within])
         if epoch > 0:
             draws = self._exchanged(s, epoch)
@@ -716,9 +716,6 @@ class Order:
                 within < len(draws), draws[np.minimum(within, len(draws) - 1)], within
             )
         return self._locate_on_line(s, epoch, within)
-
-    def _is_small(self, s: int) -> bool:
-        return bool(self._rows[s] < FEW * self._most[s])
 
     def _exchange(self, s: int, epoch: int) -> Integers:
         """The first draws of an epoch of source `s`: draw i is the i-th of these draws instead."""
@@ -952,7 +949,7 @@ class SegmentOrder:
             )
         }
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the order beside the segments, which the run writes down."""
         return {
             "version": ORDER_VERSION,

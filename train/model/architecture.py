@@ -367,8 +367,8 @@ def read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[st
 
 
 def model_of_settings(
-    settings: Mapping[str, Any],
-    preprocess: Mapping[str, Any] | None,
+    settings: Mapping[str, object],
+    preprocess: Mapping[str, object] | None,
     name: str,
     *,
     own_module: bool = False,

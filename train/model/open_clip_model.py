@@ -252,7 +252,7 @@ DIRECTIONS = (
 )
 
 
-def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
+def without_wrappers(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The parameters by the names that they have in a CLIP: below `state_dict` or not, without what
     wrappers add, and without what every name begins with before `logit_scale`, such as
     `model.clip.`. A weight that is stored as length and direction is multiplied out.
@@ -272,7 +272,7 @@ def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def from_their_names(state: Mapping[str, Any], config: OpenClipConfig) -> dict[str, Tensor]:
+def from_their_names(state: Mapping[str, object], config: OpenClipConfig) -> dict[str, Tensor]:
     """The inverse; also of a training checkpoint that has a state dict, and of weights from before
     open_clip's text towers had a module of their own. A logit bias may be missing.
 

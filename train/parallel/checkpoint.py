@@ -534,10 +534,9 @@ def _read(run: str, step: int) -> Checkpoint:
 
 def _model_of(saved: Checkpoint) -> AnyModel:
     if described := saved.record.identity.get("model"):
-        kind: Any = OpenClipConfig if "settings" in described else ModelConfig
+        kind: object = OpenClipConfig if "settings" in described else ModelConfig
         return build_model(disk.from_plain(kind, described))
-    settings: Mapping[str, Any] = saved.record.identity["config"]
-    known = {**disk.to_plain(TrainConfig()), **settings}
+    known = {**disk.to_plain(TrainConfig()), **saved.record.identity["config"]}
     config: TrainConfig = disk.from_plain(TrainConfig, known)
     return build_model(model_config(config))
 

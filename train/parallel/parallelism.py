@@ -58,7 +58,7 @@ def parallelize(model: AnyModel, ranks: Ranks, config: TrainConfig) -> None:
     model.to(ranks.device)
 
 
-def apply_compile(model: AnyModel, backend: str | Callable[..., Any]) -> None:
+def apply_compile(model: AnyModel, backend: str | Callable[..., object]) -> None:
     """Compile the forward of every block by itself.
 
     The compiler is told which sizes change: the lengths of captions. It would guess from the calls
@@ -75,7 +75,7 @@ def apply_compile(model: AnyModel, backend: str | Callable[..., Any]) -> None:
         block.forward = functools.partial(marked, compiled)  # type: ignore[method-assign]
 
 
-def _with_fixed_sizes(compiled: Callable[..., Tensor], x: Tensor, **rest: Any) -> Tensor:
+def _with_fixed_sizes(compiled: Callable[..., Tensor], x: Tensor, **rest: object) -> Tensor:
     """A block of images. Micro-batches have two sizes at most, and each has kernels of its own."""
     torch._dynamo.mark_static(x)
     return compiled(x, **rest)
@@ -86,7 +86,7 @@ def _with_any_length(
     x: Tensor,
     *,
     packed: PackedCaptions | None = None,
-    **rest: Any,
+    **rest: object,
 ) -> Tensor:
     """A block of captions. Their length, or their sum where they are packed, is a variable."""
     if packed is None:

@@ -129,7 +129,7 @@ def start(
     failed = disk.join(out, "ray", "failed.json")
     disk.remove(failed)
 
-    def run_worker(_: Any) -> None:
+    def run_worker(_: object) -> None:
         run_unless_failed(main, arguments, failed)
 
     trainer = TorchTrainer(

@@ -141,7 +141,7 @@ def _restore_generators(state: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _gradient_sync(model: Any, last: bool) -> Iterator[None]:
+def _gradient_sync(model: object, last: bool) -> Iterator[None]:
     """All-reduce gradients in the last piece only: the sums of the pieces are reduced once."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(last)

@@ -129,7 +129,7 @@ def decays(name: str, parameter: Tensor, config: TrainConfig) -> bool:
 
 
 def build_optimizer(
-    groups: Mapping[tuple[bool, Any], list[Tensor]], config: TrainConfig
+    groups: Mapping[tuple[bool, object], list[Tensor]], config: TrainConfig
 ) -> torch.optim.Optimizer:
     """Fused AdamW of parameters by (whether they decay, their mesh)."""
     _skip_compiler()
@@ -159,7 +159,7 @@ def step_eagerly(optimizer: torch.optim.Optimizer, skip: Tensor | None = None) -
     Where `skip` is 1 fused AdamW changes nothing. It reads that from the attribute in which torch's
     GradScaler leaves it.
     """
-    step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(type(optimizer).step)
+    step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(type(optimizer).step)
     optimizer.found_inf = skip  # type: ignore[attr-defined]
     with torch.no_grad():
         step(optimizer)

@@ -93,7 +93,7 @@ class Logbook:
         sources = {}
         for name, drawn in self._sources(step).items():
             sources[name] = drawn.realised()
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "step": step,
             "samples": samples,
             **values,

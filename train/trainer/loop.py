@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.records import (
     CheckpointRecord,
     DamagedSamples,
+    RunIdentity,
     RunRecord,
     read_document,
 )
@@ -91,7 +92,7 @@ def report_nonfinite(
     keys = [batch.keys[row] for row in sorted(damaged_rows)] or list(batch.keys)
     # A key is POOL/VIEW:SHARD and four digits of the row
     shards = sorted({key[:-4] for key in keys})
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "step": step,
         "rank": ranks.rank,
         "loss": str(loss),
@@ -207,7 +208,7 @@ class TrainState:
     reduced_table: ReducedTokenTable | None
     update: Update
     saver: Saver
-    identity: dict[str, Any]
+    identity: RunIdentity
     first_step: int = 0  # steps that the checkpoint had done
     damaged_before: DamagedSamples = NO_DAMAGE  # up to first_step
     damaged: int = 0  # damaged samples of all ranks since the run began
@@ -217,7 +218,7 @@ class TrainState:
 
 
 def prepare(
-    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: dict[str, Any]
+    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: RunIdentity
 ) -> TrainState:
     """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
 
@@ -369,7 +370,7 @@ def damaged_samples(state: TrainState) -> DamagedSamples:
     return DamagedSamples(count=total["count"], samples=tuple(total["samples"]))
 
 
-def drawn_sources(state: TrainState, steps: int) -> dict[str, dict[str, Any]]:
+def drawn_sources(state: TrainState, steps: int) -> dict[str, dict[str, object]]:
     """What the run drew from each source; of streams, what all ranks read. A collective."""
     sources = state.loader.sources(steps)
     if state.loader.is_resumable:

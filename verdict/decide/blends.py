@@ -231,7 +231,7 @@ def swarm_of_study(
         raise ValueError(f"{ablation.primary} has no metric {metric!r}{near}")
     measured_of = measurements.values(ablation.primary, metric)
     weights = {name: arm.view_weights for name, arm in ablation.arms.items()}
-    drawn: Mapping[str, Any] = {}
+    drawn: Mapping[str, object] = {}
     if ablation.mixtures is None:
         sources = tuple(sorted({view for one in weights.values() for view in one}))
     else:
@@ -515,7 +515,7 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     for name in ablation.pools:
         pools[name] = disk.absolute_path(ablation.pool_folder(folder, name))
     name = f"{ablation.name}_{choice.recommended}"
-    blend: dict[str, Any] = {"name": name, "pools": pools, "views": recommended}
+    blend: dict[str, object] = {"name": name, "pools": pools, "views": recommended}
     if choice.max_repeats is not None:
         blend["max_repeats"] = choice.max_repeats
     arms = {

@@ -56,7 +56,8 @@ def decision_lines(d: Decision, width: int = WIDTH) -> list[str]:
     for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d, width), scales):
         lines += ["", *part] if part else []
     lines += ["", *(f"Not decided: {text}." for text in d.refusals)] if d.refusals else []
-    read = reading_texts(d)
+    account = account_of(d)  # how the file was read, and what else was chosen
+    read = [*(account_texts(account) if account is not None else ()), *d.notes]
     lines += ["", "Read as:", *(f"  {text}" for text in read)] if read else []
     return [printable(line) for line in lines]
 
@@ -113,12 +114,6 @@ def unit_mark(unit: str) -> str:
     """What the head of a column of scores ends with: `, %` of shares."""
     mark = "%" if unit == "share" else unit
     return f", {mark}" if mark else ""
-
-
-def reading_texts(d: Decision) -> list[str]:
-    """How the file was read: the account of its parts, and what else was chosen."""
-    account = account_of(d)
-    return [*(account_texts(account) if account is not None else ()), *d.notes]
 
 
 def title_of(d: Decision) -> str:

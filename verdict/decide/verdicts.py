@@ -203,7 +203,8 @@ def decide(results: Results, question: Question) -> Decision:
     }  # fmt: skip
     if not chosen:
         raise ValueError("no row is left to compare")
-    facts = {key: metric_facts(plain, key, question) for key in _facts_keys(plain, chosen)}
+    keys = dict.fromkeys([*chosen.items(), *list(plain.by_key)[:MOST_FACTS]])
+    facts = {key: metric_facts(plain, key, question) for key in keys}
     facts |= _as_siblings(plain, facts)
     _check_one_unit(
         plain, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
@@ -642,11 +643,6 @@ def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[V
         if _headline_place(name)[1] < NO_RANK or not values or any(map(_varies, values)):
             return name
     return ordered[0]
-
-
-def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
-    """The metrics of tasks that are read: those that decide, and the first of the others."""
-    return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
 
 
 def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:

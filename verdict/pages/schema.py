@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict.conclusions import StudyResults, TaskSignals
@@ -271,7 +270,7 @@ class Overlap:
 class Provenance:
     """Hashes, versions and the command; and each file that a number comes from with its sha256."""
 
-    facts: dict[str, Any]
+    facts: dict[str, str]
     files: tuple[tuple[str, str], ...]
 
 

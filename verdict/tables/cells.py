@@ -67,14 +67,14 @@ class Cell:
 NOTHING = Cell(None)
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Whether a cell holds nothing: None, NaN, or no letter."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """Whether a cell holds nothing, or a sign or word for it."""
     return is_empty(value) or (
         isinstance(value, str) and MISSING.fullmatch(value.strip()) is not None
@@ -165,5 +165,5 @@ def comma_use(texts: Iterable[Any], delimiter: str) -> str:
     return "decimal" if all(DECIMAL_COMMA.fullmatch(text) for text in cells) else ""
 
 
-def _has_comma(text: Any) -> bool:
+def _has_comma(text: object) -> bool:
     return isinstance(text, str) and "," in text and WITH_COMMA.fullmatch(text.strip()) is not None

@@ -273,7 +273,7 @@ def _yaml(text: str) -> Any:
     return _plain_json(document) if is_flat or is_nested else None
 
 
-def _are_objects(document: Any) -> bool:
+def _are_objects(document: object) -> bool:
     return isinstance(document, list) and all(isinstance(each, dict) for each in document)
 
 
@@ -354,7 +354,7 @@ def _content(data: bytes) -> bytes:
     return zipfile.ZipFile(io.BytesIO(data)).read("content.xml") if data[:2] == b"PK" else b""
 
 
-def _plain(cell: Any) -> Any:
+def _plain(cell: object) -> Any:
     """A cell of a spreadsheet: numbers stay, dates and times become texts."""
     return cell if isinstance(cell, int | float | str) else str(cell)
 
@@ -410,7 +410,7 @@ def _frame_of_pandas(data: Any, form: str) -> Frame:
     return Frame(columns, len(data), form)
 
 
-def _plain_json(value: Any) -> Any:
+def _plain_json(value: object) -> Any:
     """The same with lists, dicts and numbers of Python: NumPy and torch have their own."""
     if isinstance(value, Mapping):
         return {str(key): _plain_json(each) for key, each in value.items()}
@@ -925,19 +925,19 @@ def _blocks(grid: Grid, of: str = "") -> list[Grid]:
     is_one = len(headers) < 2 or _are_names(filled[headers[0]])
     if not is_one or any(rows[header] != rows[headers[0]] for header in headers):
         return [replace(b, title=f"{of}: {b.title}") for b in blocks] if of else blocks
-    body: list[list[Any]] = [["table", *rows[headers[0]]]]
+    body: list[list[object]] = [["table", *rows[headers[0]]]]
     for block, header, end in zip(blocks, headers, ends, strict=True):
         body += [[block.title, *rows[n]] for n in range(header + 1, end) if filled[n]]
     note = f"{len(blocks)} tables of one header are one; the column 'table' has their titles"
     return [replace(grid, rows=body, named=True, notes=(note,))]
 
 
-def _ends(cells: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+def _ends(cells: Sequence[object]) -> Callable[[Sequence[Any]], bool]:
     """Whether a row and these cells are alike, but for a first cell that one of them lacks."""
     return lambda row: cells in (row, row[1:]) or cells[1:] == row
 
 
-def _are_names(cells: Sequence[Any]) -> bool:
+def _are_names(cells: Sequence[object]) -> bool:
     """Whether texts can be the names of columns: two or more, all different, none missing."""
     return 1 < len(cells) == len(set(map(str, cells))) and not any(map(is_missing, cells))
 
@@ -1263,7 +1263,7 @@ def _in_seconds(frame: Frame) -> None:
     if not any(len(units[name]) > 1 for name in times):
         return
 
-    def written(value: Any) -> Any:
+    def written(value: object) -> Any:
         cell = read_cell(value)
         if cell.value is None:
             return value
@@ -1404,7 +1404,7 @@ def _rows_are(name: str, column: Column) -> str:
     return "task" if is_task or CROSSING.fullmatch(plain_name(name)) else ""
 
 
-def _is_number(row: Sequence[Any]) -> bool:
+def _is_number(row: Sequence[object]) -> bool:
     """Whether the one cell of a row is a number."""
     return any(read_cell(cell).value is not None for cell in row if not is_empty(cell))
 
@@ -1501,20 +1501,20 @@ class _Header:
         is_text = len(names) - 1 not in numeric and spaces * 2 > len(last)
         return cls(names, named, above, len(levels), tuple(levels[0]), notes, parts, is_text)
 
-    def repeated(self, row: Sequence[Any]) -> bool:
+    def repeated(self, row: Sequence[object]) -> bool:
         """Whether a row is the header again."""
         is_long = bool(self.first) and len(row) == len(self.first)
         return is_long and tuple(map(_name, row)) == self.first
 
 
-def _name(cell: Any) -> str:
+def _name(cell: object) -> str:
     """The name of a column in one line, without marks and without a dead prefix of pandas."""
     text = " ".join(cell.split()) if isinstance(cell, str) else "" if is_empty(cell) else str(cell)
     text = re.sub(r"^(\*\*|__|`)(.*)\1$", r"\2", text)
     return "" if re.fullmatch(r"Unnamed: \d+(_level_\d+)?", text) else text
 
 
-def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
+def _numeric_places(head: Sequence[Sequence[object]], width: int) -> list[int]:
     """The places of columns whose cells below the first rows are mostly numbers."""
     body = head[min(3, max(1, len(head) - 2)) :] or head
     places = []
@@ -1526,13 +1526,15 @@ def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
     return places
 
 
-def _is_value(cell: Any) -> bool:
+def _is_value(cell: object) -> bool:
     """Whether a cell is a number, also one with commas."""
     with_comma = r"\s*[-+]?\d[\d.,]*\s*%?\s*"
     return read_cell(cell).value is not None or bool(re.fullmatch(with_comma, str(cell)))
 
 
-def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: int) -> int | None:
+def _header_place(
+    head: Sequence[Sequence[object]], numeric: Sequence[int], width: int
+) -> int | None:
     """The row that names the columns; None where no row does."""
     if not numeric:
         counts = [sum(not is_empty(cell) for cell in row) for row in head[:12]]
@@ -1557,7 +1559,7 @@ def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: 
     return 0 if all(is_text) and len(first) >= 2 else None
 
 
-def _are_groups(row: Sequence[Any], numeric: Sequence[int]) -> bool:
+def _are_groups(row: Sequence[object], numeric: Sequence[int]) -> bool:
     """Whether the row above a header whose names repeat has several names over its columns of
     numbers, the first of which has one.
     """
@@ -1567,7 +1569,9 @@ def _are_groups(row: Sequence[Any], numeric: Sequence[int]) -> bool:
     return are_names and len(set(texts)) > 1 and not is_empty(cells[0])
 
 
-def _is_counted(row: Sequence[Any], body: Sequence[Sequence[Any]], numeric: Sequence[int]) -> bool:
+def _is_counted(
+    row: Sequence[object], body: Sequence[Sequence[object]], numeric: Sequence[int]
+) -> bool:
     """Whether the numbers of a row are names of columns: they count 0, 1, 2 … or 1, 2, 3 …, or rise
     beside a text or a blank cell, over numbers that are no whole ones.
     """

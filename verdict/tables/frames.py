@@ -115,7 +115,7 @@ def recoded(values: Sequence[Any], codes: Codes) -> Column:
     return Column(distinct, new[codes] if len(new) else codes)
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     """1, 1.0 and True are three cells, lists are one each."""
     if isinstance(value, str) or value is None:
         return value
@@ -124,7 +124,7 @@ def _key(value: Any) -> Any:
     return ("object", id(value))
 
 
-def column_of(cells: Iterable[Any]) -> Column:
+def column_of(cells: Iterable[object]) -> Column:
     """A column of single cells."""
     listed = list(cells)
     places: dict[Any, int] = {}
@@ -183,7 +183,7 @@ class Frame:
         self.columns.setdefault(name, Column([value], np.zeros(self.rows, np.int32)))
 
 
-def frame_of_records(records: Sequence[Mapping[str, Any]], form: str) -> Frame:
+def frame_of_records(records: Sequence[Mapping[str, object]], form: str) -> Frame:
     """The rows of JSON as columns."""
     names = dict.fromkeys(key for row in records for key in row)
     columns = {name: column_of([row.get(name) for row in records]) for name in names}

@@ -60,7 +60,7 @@ SEED_LIST = re.compile(
 
 
 def frame_of_json(
-    document: Any, *, lines: bool = False, form: str = "", table: str | None = None,
+    document: object, *, lines: bool = False, form: str = "", table: str | None = None,
     baseline: str | None = None,
 ) -> Frame:  # fmt: skip
     """The rows of a document, or of the documents of JSON lines. table: which of its lists of
@@ -85,7 +85,7 @@ def frame_of_json(
     return _Tree(form or "JSON", table, baseline).frame(document)
 
 
-def flat(row: Mapping[str, Any]) -> Record:
+def flat(row: Mapping[str, object]) -> Record:
     """A row without nesting, but for `metrics`: {"config": {"seed": 1}} has the key config.seed."""
     one: Record = {}
     for key, value in row.items():
@@ -100,7 +100,7 @@ def flat(row: Mapping[str, Any]) -> Record:
     return one
 
 
-def _is_objects(value: Any) -> bool:
+def _is_objects(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
@@ -118,7 +118,7 @@ def _of_list(document: Sequence[Any], form: str, baseline: str | None) -> Frame:
     return _Tree(form, None, baseline).frame(document)
 
 
-def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
+def _of_rows(rows: Sequence[Sequence[object]]) -> Frame:
     """pandas' values: rows of cells, whose first may name the columns."""
     width = max(len(row) for row in rows)
     first = rows[0]
@@ -186,11 +186,11 @@ def _of_lists(document: Record) -> Frame:
     return frame
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> list[Record]:
+def _exploded(row: Record, above: Mapping[str, Sequence[object]] | None = None) -> list[Record]:
     """The rows of a record all of whose numbers are lists of one length, or of the length of a list
     of seeds beside or above it: a row for each place. above: {name: a list of cells}.
 
@@ -381,7 +381,7 @@ def _helm(document: Record) -> Frame | None:
     return frame
 
 
-def _is_statistic(row: Any) -> bool:
+def _is_statistic(row: object) -> bool:
     return isinstance(row, dict) and isinstance(row.get("name"), dict) and "mean" in row
 
 
@@ -511,7 +511,7 @@ def _trainer(document: Record) -> Frame | None:
 # --- trees ----------------------------------------------------------------------------------------
 
 
-def _is_level(value: Any) -> bool:
+def _is_level(value: object) -> bool:
     """Whether a dictionary has one entry for each thing, not one for each property: all of them
     objects, or lists of objects, that have a key in common.
     """
@@ -536,7 +536,7 @@ def _are_lists_of_runs(part: Record) -> bool:
     return is_open and len(part) > 1 and len(sizes) == 1 and max(sizes) > 1
 
 
-def _are_results(value: Any) -> bool:
+def _are_results(value: object) -> bool:
     """Whether two things or more of a level share most keys, with a metric below these."""
     inner = list(value.values()) if isinstance(value, dict) else []
     if len(inner) < 2 or not all(isinstance(each, dict) for each in inner):
@@ -546,7 +546,7 @@ def _are_results(value: Any) -> bool:
     return is_most and any(map(is_known, _names_in({key: inner[0][key] for key in shared})))
 
 
-def _is_of_runs(value: Any, name: str) -> bool:
+def _is_of_runs(value: object, name: str) -> bool:
     """Whether a number, or an object, stands below each key that counts runs."""
     return (
         isinstance(value, dict) and len(value) > 1 and SEED_LIST.fullmatch(name) is not None
@@ -554,7 +554,7 @@ def _is_of_runs(value: Any, name: str) -> bool:
     )  # fmt: skip
 
 
-def _holds_runs(value: Any, name: str = "") -> bool:
+def _holds_runs(value: object, name: str = "") -> bool:
     """Whether runs stand below a key: in lists, or each below its seed."""
     if isinstance(value, list):
         least = RUN_LIST.search(name) is None  # one value is a run where the key says so
@@ -564,7 +564,7 @@ def _holds_runs(value: Any, name: str = "") -> bool:
     return _is_of_runs(value, name) or any(_holds_runs(each, key) for key, each in value.items())
 
 
-def _are_runs(value: Any, lists: Lists) -> bool:
+def _are_runs(value: object, lists: Lists) -> bool:
     """Whether an object has a list for each thing, of the length of a list of seeds."""
     sizes = {len(cells) for key, cells in lists.items() if SEED_LIST.fullmatch(key)}
     return (
@@ -581,7 +581,7 @@ def _at(part: Any, path: Sequence[str]) -> Any:
     return _at(part[path[0]], path[1:]) if path else part
 
 
-def _names_in(value: Any) -> set[str]:
+def _names_in(value: object) -> set[str]:
     """The plain last names of all keys below a place."""
     if isinstance(value, list):
         return set().union(*map(_names_in, value))

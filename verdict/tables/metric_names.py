@@ -219,14 +219,11 @@ def direction_of(name: str, plain: str) -> bool | None:
     return _by_words(plain) if first is None else first
 
 
-def _by_phrases(plain: str) -> bool | None:
-    return next((higher for pattern, higher in PHRASES if pattern.search(plain)), None)
-
-
 def _by_words(plain: str) -> bool | None:
     if plain.endswith("in_memory"):
         return None
-    if (higher := _by_phrases(plain)) is not None and not _is_loss(plain):
+    higher = next((higher for pattern, higher in PHRASES if pattern.search(plain)), None)
+    if higher is not None and not _is_loss(plain):
         return higher
     weak: bool | None = higher
     if NO_METRICS.search(plain) and weak is None and "loss" not in plain and "acc" not in plain:

@@ -397,7 +397,7 @@ def roles_of(frame: Frame, told: Options, several_files: bool) -> Roles:
     _settle_values(frame, told, roles, numeric)
     _leave_out_derived(frame, roles)
     _settle_seed(frame, told, roles)
-    _settle_split(frame, roles)
+    roles.split = next(iter(roles.of("split")), "")
     _settle_tasks(frame, told, roles)
     _settle_settings(frame, roles)
     _settle_arm(frame, told, roles, several_files)
@@ -472,14 +472,10 @@ def _is_numeric(name: str, column: Column) -> bool:
             numbers += count
         elif not is_missing(value):
             others += count
-    is_metric = is_known(name) and not _is_text_name(name)
+    is_metric = is_known(name) and plain_name(name) not in ARM_WORDS
     if not numbers:
         return is_metric and any(re.match(r"\W*\d", str(value)) for value in column.present()[:50])
     return numbers >= others or (is_metric and numbers * 5 >= others)
-
-
-def _is_text_name(name: str) -> bool:
-    return plain_name(name) in ARM_WORDS
 
 
 def _is_not_finite(value: object) -> bool:
@@ -998,11 +994,6 @@ def _settle_seed(frame: Frame, told: Options, roles: Roles) -> None:
                 roles.given[name] = ("identifier", "counts runs that have a seed too")
     roles.seed = tuple(names)
     roles.paired = any(roles.given[name][1] != COUNTER for name in names)
-
-
-def _settle_split(frame: Frame, roles: Roles) -> None:
-    names = roles.of("split")
-    roles.split = names[0] if names else ""
 
 
 def _settle_tasks(frame: Frame, told: Options, roles: Roles) -> None:
