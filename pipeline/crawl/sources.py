@@ -336,7 +336,7 @@ def _require_records(path: str, kind: str, counts: Counter[str]) -> None:
     first = disk.read_bytes(path, 0, HEAD)
     with disk.open_stream(path) as stream:
         pieces = takewhile(lambda piece: piece[0] < HEAD, chunks(Tape(stream)))
-        head = b"".join(piece or b"" for _, piece in islice(pieces, MOST_PIECES))
+        head = b"".join(p for _, p in islice(pieces, MOST_PIECES) if isinstance(p, bytes))
     kinds = {each.lower().decode() for each in WARC_TYPE.findall(head)} - {"warcinfo"}
     for magic, what in NO_ARCHIVE:
         if re.match(magic, first, re.M) or re.match(magic, head, re.M):
