@@ -229,22 +229,22 @@ class PoolFilter(FilterBase):
         """
         return None
 
-    def route(self, rows: pa.Table, state: object, partitions: int) -> tuple[Integers, Integers]:
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
         """(row numbers, the partition of each, 0 to partitions - 1) of the stored rows of a shard.
 
         A row may be in no, one or several partitions; without `linked` in one at most.
         """
         raise NotImplementedError(f"{type(self).__name__} has no route")
 
-    def judge(self, rows: pa.Table, state: object) -> Columns:
+    def judge(self, rows: pa.Table, state: Any) -> Columns:
         """A value per row of one partition for each column. The rows are sorted by uid."""
         raise NotImplementedError(f"{type(self).__name__} has no judge")
 
-    def links(self, rows: pa.Table, state: object) -> pa.Table:
+    def links(self, rows: pa.Table, state: Any) -> pa.Table:
         """(uid_a, uid_b) of the near pairs among the rows of one partition, sorted by uid."""
         raise NotImplementedError(f"{type(self).__name__} has no links")
 
-    def judge_groups(self, rows: pa.Table, state: object) -> Columns:
+    def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
         """A value per row of some whole groups for each column. The rows have the column `group`
         and are sorted by group and uid."""
         raise NotImplementedError(f"{type(self).__name__} has no judge_groups")

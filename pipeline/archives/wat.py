@@ -654,13 +654,12 @@ IMAGE_URL = re.compile(r"(?i)\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)[\x00-\x20]*
 SUFFIX = 5  # characters at the end of an image's name in which its dot is
 COMMONS = "creativecommons.org/"
 LICENSES = (COMMONS + "licenses/", COMMONS + "publicdomain/")
-# Names of most meta tags, which have no signals for robots.
+# Names of most meta tags, which have no signals for robots; nor has one with a colon, as og:image.
 QUIET_TAGS = frozenset(
     (
         "viewport", "description", "keywords", "generator", "author", "HTML@/lang", "theme-color",
         "msvalidate.01", "google-site-verification", "format-detection",
-        "msapplication-TileColor", "msapplication-TileImage", "twitter:card", "twitter:title",
-        "twitter:description", "twitter:image", "twitter:site",
+        "msapplication-TileColor", "msapplication-TileImage",
     )
 )  # fmt: skip
 ONE_CRAWLERS_TAGS = ("img2dataset", "anthropic-ai")  # beside *bot and *-extended
@@ -884,9 +883,9 @@ def _robots(metas: Sequence[Meta], headers: msgspec.Raw, terms: Sequence[str]) -
     """
     tags = []
     for meta in metas:
-        for name in (meta.name, meta.header, meta.property):
-            if name and not (type(name) is str and name in QUIET_TAGS):
-                tags.append((text_of(name).strip().lower(), text_of(meta.content)))
+        name = meta.name or meta.header or meta.property
+        if name and not (type(name) is str and (name in QUIET_TAGS or ":" in name)):
+            tags.append((text_of(name).strip().lower(), text_of(meta.content)))
     lines = []
     for name, value in (_headers.decode(headers) or {}).items():
         if (low := name.lower()) in SIGNALS or low == "link":
