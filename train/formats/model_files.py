@@ -82,6 +82,8 @@ def load_model(source: str) -> AnyModel:
         return _read_model(source)
     except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
         # A configuration with values of other kinds, which the code of its model has met
+        if "alloc" in str(error):  # there is too little memory
+            raise
         raise ValueError(
             f"{source} is no model that can be read: {type(error).__name__}: "
             f"{str(error).partition(chr(10))[0]:.300}; get its files again"
