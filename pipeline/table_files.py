@@ -451,10 +451,11 @@ def _fitting(
     one without an address behind a whole one is the rest of its last value, a text that an unquoted
     line break has cut: where that is asked for, both are None. A damaged row has no values.
 
-    ValueError where the rows, or the first PROBE, have one other width and none fits.
+    ValueError where several rows, or the first PROBE, have one other width and none fits.
     """
     positions = [header.index(name) for name in columns]
-    width, widths, asks_last = len(header), set[int](), len(header) - 1 in positions
+    number, width, widths = 0, len(header), set[int]()
+    asks_last = width - 1 in positions
     for number, (row, behind) in enumerate(pairwise(chain(rows, [[]])), 1):
         widths.add(len(row))
         if number == PROBE:
@@ -464,7 +465,8 @@ def _fitting(
             yield None
         else:
             yield [row[place] for place in positions]
-    _require_width(path, header, widths)
+    if number > 1:  # one row is a damaged row
+        _require_width(path, header, widths)
 
 
 def _require_width(path: str, header: Sequence[str], widths: Collection[int]) -> None:

@@ -223,7 +223,9 @@ def naming_table(path: str | Path) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, message, str(path)) from error
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         # UnicodeDecodeError: the name of a column is damaged
-        is_arrows = not isinstance(error, OSError) or type(error) is OSError
+        is_arrows = (
+            isinstance(error, (pa.ArrowException, UnicodeDecodeError)) or type(error) is OSError
+        )
         if not is_arrows or getattr(error, "errno", None) is not None:
             raise  # of the operating system, or of a store
         text = ARROW_PREFIX.sub("", " ".join(str(error).split()))
