@@ -252,8 +252,8 @@ def _shards_of_round(layout: PoolLayout, each: Round) -> pa.Table:
     except ValueError as error:
         reason = str(error).removeprefix(f"{path} ")
         raise _damaged_plan(layout, path, each.number, reason) from None
-    nulls = sum(column.null_count for column in table.columns)
-    if nulls or len(table) != (planned := each.document.shards):
+    nulls, planned = sum(column.null_count for column in table.columns), each.document.shards
+    if nulls or len(table) != planned:
         problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {planned}"
         raise _damaged_plan(layout, path, each.number, problem)
     return table

@@ -223,7 +223,7 @@ def test_random_views_on_demand(pool: str) -> None:
     stamp = Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns
     files.random_like(PoolWriter(pool), "bright", [1, 3])
     assert Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns == stamp
-    assert files.views_not_in(recipe(TOP, ALIKE), pool) == []
+    assert files.views_not_in(recipe(TOP, ALIKE), PoolLayout(pool)) == []
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     with pytest.raises(ValueError, match=r"view 'bright' of .* is stale: the pool's shards have"):
         files.random_like(PoolWriter(pool), "bright")
@@ -256,7 +256,7 @@ def test_a_part_of_views_on_demand(pool: str) -> None:
     # `random_like` and `sample` draw by the same hash: a part must not be of their smallest.
     assert made["random_like_bright.seed-0.part-0.5.seed-0"].kept < 6
     assert verify(pool) == []
-    assert files.views_not_in(given, pool) == []
+    assert files.views_not_in(given, PoolLayout(pool)) == []
     again = Path(pool, "views", "raw.part-0.5.seed-0.json")
     stamp = again.stat().st_mtime_ns
     assert files.parts_of_views(PoolWriter(pool), ["raw"], 0.5, [0]) == {
@@ -356,7 +356,7 @@ def test_views_that_the_recipe_no_longer_has_are_named(
     assert "views that recipe 'r' does not have stay in the pool: bright, random_like_bright;" in (
         caplog.text
     )
-    assert files.views_not_in(recipe(RAW, LONG, TOP), pool) == []
+    assert files.views_not_in(recipe(RAW, LONG, TOP), PoolLayout(pool)) == []
 
 
 @pytest.mark.parametrize("damage", [{"sidecar": "0" * 64}, {"rows": lambda table: table.slice(1)}])
@@ -454,7 +454,9 @@ def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
     kept = np.asarray(masks(plain_pool, "rule")["kept"])
     same = files.write_selected_view(out, commits, "same", where, lambda a, b: kept[a:b])
     assert same.rows_sha256 == by_rule.rows_sha256 == files.hash_view(plain_pool, "same")
-    assert files.views_not_in(recipe(view("raw")), plain_pool) == ["rule"], "that of a recipe"
+    assert files.views_not_in(recipe(view("raw")), PoolLayout(plain_pool)) == ["rule"], (
+        "that of a recipe"
+    )
     with pytest.raises(ValueError, match=r"'none' keeps nothing: no row of the pool is in none"):
         files.write_selected_view(
             out,
