@@ -67,7 +67,7 @@ NOT_RUN = {
     "img2dataset --url_list": "the internet, and a program of others",
     "clip-retrieval inference": "a program of others",
     "python -m open_clip_train.main": "a program of others, for hours",
-    "clipmill demo --out": "ten minutes: tests/test_null_web.py runs its ablations with few samples",
+    "clipmill demo --out": "minutes: tests/test_null_web.py runs such an ablation",
     "clipmill try": "minutes: tests/clipmill/test_tryout.py",
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
     "clipmill decide out/small": "folders of ablations: tests/verdict/decisions has their form",
