@@ -193,6 +193,14 @@ def test_whatever_bit_of_a_parquet_footer_is_damaged_it_is_read_or_named(tmp_pat
     assert damaged > 100
 
 
+def test_a_footer_that_names_more_than_it_holds_ends(tmp_path: Path) -> None:
+    footer = b"\x49\xf1" + b"\xff" * 7 + b"\x01"  # row groups: a list of 2^50 truth values
+    size = len(footer).to_bytes(4, "little")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1" + footer + size + b"PAR1")
+    with pytest.raises(OSError, match="it ends too early"):
+        tables.row_groups(tmp_path / "t.parquet")
+
+
 def test_the_checksum_of_a_page_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     rows = pa.table({"url": [f"http://p.test/{i}" for i in range(3)]})  # one is no extreme
