@@ -1772,7 +1772,9 @@ class _Reading:
         groups_N = self._key("task", "metric", "scale")
         for group in np.unique(groups_N[there_N]).tolist():
             own_N = there_N & (groups_N == group)
-            if samples := samples_behind(cells.value_N[own_N], spread_N[own_N]):
+            if not roles.run_count and (  # a table that counts runs has their spread
+                samples := samples_behind(cells.value_N[own_N], spread_N[own_N])
+            ):
                 there_N &= ~own_N
                 name = cells.names[cells.name_N[own_N][0]]
                 none = (
