@@ -582,7 +582,7 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
     """
     if not parts:
         return
-    layout = PoolLayout(commits.pool)
+    layout = commits.layout
     with database() as connection:
         connection.execute("CREATE TABLE uids (uid BLOB, is_pair BOOLEAN)")
         paths = [disk.join(layout.pairs, part) for part in parts]

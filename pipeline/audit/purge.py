@@ -328,7 +328,7 @@ def find_rows(commits: Commits, criteria: Criteria) -> FoundRows:
     uids = pa.array(sorted(criteria.get("uid", ())), pa.string())
     if criteria.keys() - {"uid"}:
         pool, shards = Pool(commits), commits.shards.tolist()
-        files = _pair_files(PoolLayout(commits.pool))
+        files = _pair_files(commits.layout)
         of_shards = in_threads(
             lambda shard: _matching(partial(pool.read, shard), pool.schema.names, criteria), shards
         )
@@ -357,7 +357,7 @@ def locate_rows(
     a purge that was killed may have emptied the shard and not yet its scores.
     """
     if shards is None or files is None:
-        shards, files = commits.shards.tolist(), _pair_files(PoolLayout(commits.pool))
+        shards, files = commits.shards.tolist(), _pair_files(commits.layout)
     pool, rows = Pool(commits), RowsByShard()
     there: list[pa.Array] = []
 
@@ -863,7 +863,7 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
 
 def _frozen(commits: Commits) -> Iterator[tuple[str, str]]:
     for view in view_names(commits.layout):
-        document = read_document(PoolLayout(commits.pool).view_json(view), ViewDocument)
+        document = read_document(commits.layout.view_json(view), ViewDocument)
         if document.frozen and is_current(document, commits):
             yield view, document.fingerprint
 

@@ -384,7 +384,7 @@ Metadata = Mapping[int, Mapping[str, Any]]  # shard -> what is written about its
 
 def _metadata(commits: Commits, name: str) -> Iterator[tuple[range, Metadata]]:
     """For each bundle: positions of its shards, and what is written about those that it has."""
-    layout = PoolLayout(commits.pool)
+    layout = commits.layout
     there = set(disk.list_names(layout.score_set(name)))
 
     def look(positions: range) -> Metadata:

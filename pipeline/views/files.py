@@ -370,7 +370,7 @@ class MaskFiles:
 
 def has_masks(commits: Commits, document: ViewDocument) -> bool:
     """True where every file of a view is there, so that it need not be made again."""
-    names = set(disk.list_names(disk.join(PoolLayout(commits.pool).views, document.name)))
+    names = set(disk.list_names(disk.join(commits.layout.views, document.name)))
     needed = {bundle_name(int(commits.shards[run.start])) for run in bundle_runs(commits)}
     return needed | {document.shards.file} <= names
 

@@ -58,8 +58,8 @@ FORCED = {
     "image_resize_mode": "resize_mode", "force_quick_gelu": "quick_gelu", "pretrained": "",
     "force_image_size": "vision_cfg.image_size", "force_context_length": "text_cfg.context_length",
 }  # fmt: skip
-# Files of optimizers, schedules and random numbers, as of DeepSpeed and accelerate.
 STATE_FILE = "state.json"  # beside the weights of a checkpoint of our own
+# Files of optimizers, schedules and random numbers, as of DeepSpeed and accelerate.
 NO_WEIGHTS = re.compile(r"optim|schedul|random|rng|scaler|training_args|zero_pp_rank")
 HUB_NAME = re.compile(r"(hf-hub:)?[\w.-]+/[\w.-]+")
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
