@@ -400,7 +400,7 @@ def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(
     ) as folder:  # short: a socket's path is cut at 107
         command = [sys.executable, "-c", ON_RAY, console.ROOT, folder, str(tmp_path / "lost")]
         command += [blend, "--out", str(out), *changes(checkpoint_every=1), "--ranks", "2", "--ray"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     record = disk.read_json(out / "run.json")
     assert (record["world"], record["resumed_at"]) in ((2, 2), (2, 3))
