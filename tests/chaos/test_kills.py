@@ -58,21 +58,22 @@ def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
     trial = Trial(server, name, inputs, tmp_path)
     calls, expected, at_end = trial.whole()
     assert len(calls) >= LEAST[name]
-    tried = killed = 0
+    tried = 0
     wrong = []
     for n, how in points(calls, name):
         ended = trial.watch(n, how)
+        while ended.watched.outcome == "exit 0" and n > 1:
+            # Threads change the order of calls: the last few are not reached, or this one is no write.
+            n, how = n - 1, "kill"
+            ended = trial.watch(n, how)
         tried += 1
-        killed += ended.watched.outcome == "killed"
-        # Threads may change the order of calls, so that the last few are not reached.
-        if ended.watched.outcome not in ("killed", "exit 0"):
+        if ended.watched.outcome != "killed":
             wrong.append(f"{n} {how}: {ended.watched.outcome}: {ended.output}")
         elif problems := problems_of(trial.resume(), expected, at_end):
             wrong.append(f"{n} {how} {ended.watched.hit}: {problems}")
-    counts = {"calls": len(calls), "points": tried, "killed": killed, "wrong": len(wrong)}
+    counts = {"calls": len(calls), "points": tried, "wrong": len(wrong)}
     print(json.dumps({"scenario": name, **counts}), file=sys.stderr)
     assert not wrong, "\n".join(wrong)
-    assert killed >= tried * 0.9
 
 
 # --------------------------------------------------------------------------------------------------
