@@ -36,13 +36,13 @@ check: venv
 	$(V)/mypy
 
 # Before a commit: the checks, and beside them the quick tests of the files that are at most NEAR
-# imports away from what has changed; all where nothing has. make quick NEAR=all
+# imports away from what has changed; all where nothing has. make quick NEAR=all, or TESTS="tests/field"
 NEAR ?= 2
 quick:
 	@$(MAKE) --no-print-directory -j2 check quick-tests
 
 quick-tests: venv
-	$(PYTEST) -m "not slow and not ray" $$($(V)/python .ci/nearest.py $(NEAR))
+	$(PYTEST) -m "not slow and not ray" $(or $(TESTS),$$($(V)/python .ci/nearest.py $(NEAR)))
 
 test:
 	@$(MAKE) --no-print-directory -j2 check all-tests
