@@ -334,9 +334,9 @@ def kill_figures(log: Path) -> list[dict[str, Any]]:
 
 def kill_table(results: dict[str, Any]) -> list[str]:
     """Kill points by scenario."""
-    keys = ("calls", "points", "killed", "wrong")
-    lines = ["| command | calls | points tried | killed there | not as undisturbed |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    keys = ("calls", "points", "wrong")
+    lines = ["| command | calls | killed at | not as undisturbed |"]
+    lines.append("|---|---:|---:|---:|")
     total: Counter[str] = Counter()
     for each in results["kills"]:
         total.update({key: each[key] for key in keys})
