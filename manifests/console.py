@@ -347,6 +347,10 @@ def run_command(
     says at once that the signal has arrived: a second one ends the process without a word.
     """
     global _stopped_by, _runs_command
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # every relative path would fail, and torch ends the process
+        return mistake("the current folder has been removed; change to one that exists")
     _stopped_by = signal.SIGINT
     disabled, before = logging.root.manager.disable, _runs_command
     _runs_command = True

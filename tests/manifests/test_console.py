@@ -285,3 +285,20 @@ def test_a_disk_that_fails_is_one_line(
 
     assert console.run_command(body) == 2
     assert capsys.readouterr().err == f"error: {path or 'a file'}: {os.strerror(number)}\n"
+
+
+def test_a_current_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from clipmill.commands.app import main\n"
+    code += "sys.exit(main(['decide', 'results.csv']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = "error: the current folder has been removed; change to one that exists\n"
+    assert (done.returncode, done.stderr) == (console.EXIT_MISTAKE, said)
