@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -151,7 +151,7 @@ class Decision:
 Key = tuple[str, str]  # task, metric
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # cached_property needs a __dict__
 class _Table:
     """Measurements by task, metric and scale: the places of each group, and how runs are numbered.
 
@@ -165,6 +165,11 @@ class _Table:
     groups: Mapping[int, int] | None
     blocks: Mapping[int, int]
     names: Mapping[int, str]
+
+    @cached_property
+    def error_name(self) -> str:
+        """The first task or metric that is named as an error; "" where none is."""
+        return min(filter(is_error, (name for key in self.by_key for name in key)), default="")
 
     def runs(self, key: Key, scale: float) -> Values:
         """{arm: {run: value}} of a metric at a scale."""
@@ -868,9 +873,8 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
         higher, source = bool(stated.pop()), "file"
     elif facts.higher is not None:
         higher, source = facts.higher, "name"
-        beside = {name for key in table.by_key for name in key}
-        if is_top_k(name) and (error := next(filter(is_error, sorted(beside)), "")):
-            source = f"guess: it may be an error, as {error}"
+        if is_top_k(name) and table.error_name:
+            source = f"guess: it may be an error, as {table.error_name}"
     else:
         higher, source = True, "guess"
     unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)

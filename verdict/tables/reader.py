@@ -11,6 +11,7 @@ import gc
 import itertools
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -2626,6 +2627,8 @@ def scale_numbers(texts: Iterable[str]) -> dict[str, float]:
         seen.sort(key=lambda text: numbers[text])  # from 0 on there is no ratio: each is a step
     if all(text.lower() in WORDS for text in seen):
         seen.sort(key=lambda text: WORDS.index(text.lower()))
+    if len(seen) > sys.float_info.max_10_exp:
+        raise ValueError(f"{len(seen):,} scales without a ratio, such as {seen[1]!r}: name fewer")
     return {text: 10.0**place for place, text in enumerate(seen, 1)}  # each a step, as of sizes
 
 

@@ -312,6 +312,15 @@ def test_scales_are_ordered_by_size(tmp_path: Path, texts: list[str], ordered: l
     assert [results.scales[number] for number in sorted(results.scales)] == ordered
 
 
+def test_a_training_log_from_step_0_asks_for_its_last_step(tmp_path: Path) -> None:
+    """Its steps are too many for scales without a ratio."""
+    rows = [f"{arm},{step},{step / 1e4}" for arm in ("raw", "clip30") for step in range(400)]
+    with pytest.raises(ValueError, match=r"--last step \(the last row"):
+        read(tmp_path, "arm,step,accuracy\n" + "\n".join(rows))
+    with pytest.raises(ValueError, match="400 scales without a ratio"):
+        read(tmp_path, "arm,step,accuracy\n" + "\n".join(rows), names={"scale": ("step",)})
+
+
 def test_what_only_rows_that_are_left_out_hold_is_no_seed_and_no_scale(tmp_path: Path) -> None:
     rows = [
         {"arm": arm, "seed": seed, "samples_seen": size, "acc": 0.5}
