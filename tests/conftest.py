@@ -64,7 +64,7 @@ MARK = "CLIPMILL_TEST_WORKER"  # in the environment of all that this process sta
 os.environ[MARK] = str(os.getpid())
 # Ray gives its workers a nice value of 15: beside four processes of tests on two cores, one that
 # imports torch would need minutes.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ |= {"RAY_worker_niceness": "0"}
 LEFT_S = 300.0  # until a process that was asked to end has ended
 
 # The imports of the tests leave a million objects that live to the end. No collection of garbage

@@ -63,7 +63,7 @@ def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
     for n, how in points(calls, name):
         ended = trial.watch(n, how)
         while ended.watched.outcome == "exit 0" and n > 1:
-            # Threads change the order of calls: the last few are not reached, or this one is no write.
+            # Threads change the order of calls: the last are not reached, or this one is no write.
             n, how = n - 1, "kill"
             ended = trial.watch(n, how)
         tried += 1
