@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +70,6 @@ def reindex(out: PoolWriter) -> Commits:
 # needs another command (scores, views, pairs) is named.
 
 
-FAILED = re.compile(r"^\d+: (not|could not be) fetched again: ")
 PASSES = 4  # a record, the sidecar that it hides, the columns that this hides, and one more
 LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
 
@@ -93,42 +91,43 @@ def repair_pool(out: PoolWriter, *, engine: Engine = "inline") -> Repair:
     and masks that are damaged are removed. Adopted shards, pairs and uids are only named.
     """
     damages, _ = find_damages(out.pool, engine=engine)
-    done: list[str] = []
-    before: list[Damage] = []
+    done, failed, before = list[str](), list[str](), list[Damage]()
     # What is behind a damaged record or sidecar is seen when that is mended.
     for _ in range(PASSES):
         wrong = [damage for damage in damages if not damage.is_stale]
         if not wrong or wrong == before:
             break
-        lines = _mend(out, wrong, engine)
-        done += [line for line in lines if line not in done]
+        mended, unmended = _mend(out, wrong, engine)
+        done += [line for line in mended if line not in done]
+        failed += [line for line in unmended if line not in failed]
         before = wrong
         damages, _ = find_damages(out.pool, engine=engine)
-    if not done:  # a repair that was killed at its end has left files, and no damage
+    if not done and not failed:  # a repair that was killed at its end has left files, and no damage
         out.check()
         remove_uncommitted_of(out.layout, [damage for damage in damages if not damage.is_stale])
-    return Repair(
-        done=tuple(line for line in done if not FAILED.search(line)),
-        failed=tuple(line for line in done if FAILED.search(line)),
-        left=tuple(damage.line for damage in damages),
-    )
+    left = tuple(damage.line for damage in damages)
+    return Repair(done=tuple(done), failed=tuple(failed), left=left)
 
 
-def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> list[str]:
-    """Mend what can be seen of the damages; a line for each thing that was done."""
+Lines = tuple[list[str], list[str]]  # of what was done, and of what could not be done
+
+
+def _mend(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Lines:
+    """Mend what can be seen of the damages."""
     pool = out.pool
     done = list(_records(out, wrong))
     if done or any(damage.kind == "index" for damage in wrong):
         rebuild_index(pool, out.check)
         done.append("index: made anew from the commit records")
     remove_uncommitted_of(out.layout, wrong)
-    done += _shards(out, wrong, engine)
+    of_shards, failed = _shards(out, wrong, engine)
+    done += of_shards
     done += _aligned_files(out, wrong)
     done += _documents(out, wrong)
     recipe = _recipe(out.layout)
-    if done and recipe is not None:
+    if (done or failed) and recipe is not None:
         write_pool_json(read_commits(pool), recipe, {})
-    return done
+    return done, failed
 
 
 def repair_lines(result: Repair) -> list[str]:
@@ -199,7 +198,7 @@ def _indexed(layout: PoolLayout) -> Commits | None:
 # --- sidecars and tars ----------------------------------------------------------------------------
 
 
-def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterator[str]:
+def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Lines:
     """Replace every shard with a damaged sidecar or tar."""
     pool = out.pool
     tars = {damage.shard for damage in wrong if damage.kind == "tar"}
@@ -207,14 +206,15 @@ def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterato
     fetched = sorted(shard for shard in tars if shard is not None)
     rebuilt = sorted(shard for shard in sidecars if shard is not None)
     recipe, contents = _recipe(out.layout), {}
+    done, failed = list[str](), list[str]()
     if fetched and recipe is not None and SOURCES[recipe.source.kind].images == "rows":
         try:
             contents = contents_of_rows(out.layout, recipe.source)
         except (ValueError, FileNotFoundError) as error:
-            yield from (f"{shard_name(shard)}: not fetched again: {error}" for shard in fetched)
+            failed = [f"{shard_name(shard)}: not fetched again: {error}" for shard in fetched]
             fetched = []
     if not fetched and not rebuilt:
-        return
+        return done, failed
     with IndexWriter(pool, check=out.check) as index:
         own = [shard for shard in [*fetched, *rebuilt] if not index.commits.record(shard).adopted]
         index.forget(own)
@@ -224,10 +224,12 @@ def _shards(out: PoolWriter, wrong: Sequence[Damage], engine: Engine) -> Iterato
                 index.add(record)
                 line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
                 more = f"; {lost} rows that are not stored have the reason {LOST}: "
-                yield f"{line}{more}`build --retry transient`" if lost else line
+                done.append(f"{line}{more}`build --retry transient`" if lost else line)
         todo = [shard for shard in fetched if shard in own]
         if todo and recipe is not None and is_planned(out.layout):
-            yield from _fetch_again(out, recipe, contents, todo, index, engine)
+            again, failed = _fetch_again(out, recipe, contents, todo, index, engine)
+            done += again
+    return done, failed
 
 
 def _fetch_again(
@@ -237,28 +239,28 @@ def _fetch_again(
     shards: Sequence[int],
     index: IndexWriter,
     engine: Engine,
-) -> Iterator[str]:
+) -> Lines:
     """Fetch every row of some shards again, as a build does."""
     plan = read_plan(out.layout)
     job = ShardJob(out=out, recipe=recipe, contents=contents, decoders=1, replace=True)
     stage = Stage(name="repair", work=Downloader, job=job, result=CommitRecord)
     shard_of = {plan.shard(shard).id: shard for shard in shards}
-    done = set[str]()
+    records = dict[str, CommitRecord]()
+    done, failed = list[str](), list[str]()
 
     def on_done(task: str, record: CommitRecord) -> None:
         index.add(record)
-        done.add(task)
+        records[task] = record
 
     report = execute(stage, plan.tickets(np.array(shards)), engine=engine, on_done=on_done)
     for task, shard in shard_of.items():
-        if task not in done:
+        if (record := records.get(task)) is not None:
+            stored = f"{record.successes} of {record.count} rows are stored"
+            done.append(f"{shard_name(shard)}: fetched again: {stored}")
+        else:
             reason = report.failed.get(task, "the log has the reason")
-            yield f"{shard_name(shard)}: could not be fetched again: {reason}"
-            continue
-        record = read_commit_record(out.layout, shard)
-        assert record is not None
-        stored = f"{record.successes} of {record.count} rows are stored"
-        yield f"{shard_name(shard)}: fetched again: {stored}"
+            failed.append(f"{shard_name(shard)}: could not be fetched again: {reason}")
+    return done, failed
 
 
 def rebuild_sidecar(out: PoolWriter, shard: int, recipe: Recipe | None) -> tuple[CommitRecord, int]:
