@@ -209,19 +209,17 @@ def specs_of_recipe(recipe: Recipe) -> tuple[FilterSpec, ...]:
     return tuple(specs)
 
 
-def check_filters(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> None:
-    """ValueError for filters, options, models and weights that cannot work, and for names and
-    columns that clash. No weights are loaded. extra: further columns of the sidecars."""
-    instances = instances_of(specs, extra)
+def check_filters(instances: Mapping[str, Instance], extra: Collection[str] = ()) -> None:
+    """ValueError for options, models and weights that cannot work. No weights are loaded.
+    extra: further columns of the sidecars."""
     for name, instance in instances.items():
         instance.filter.check()
         for read in _unknown_reads(instances, instance, extra):
             logger.warning("filter %s reads %s, %s: the pool must have it", name, read, UNKNOWN)
 
 
-def check_reads(specs: Iterable[FilterSpec], extra: Collection[str] = ()) -> None:
+def check_reads(instances: Mapping[str, Instance], extra: Collection[str] = ()) -> None:
     """ValueError for a filter that reads what neither these filters give nor the sidecars have."""
-    instances = instances_of(specs, extra)
     for name, instance in instances.items():
         for read in _unknown_reads(instances, instance, extra):
             raise ValueError(

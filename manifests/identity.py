@@ -73,14 +73,15 @@ def recipe_hash(recipe: Recipe) -> str:
     return disk.content_hash(recipe_identity(recipe))
 
 
-def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
+def recipe_changes(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What decides bytes and differs between two recipes, of which `recipe_identity` gave these; []
+    where nothing does.
 
-    `stored` is what `recipe_identity` gave. Each line reads `fetch.image_size was 256 and is 512`.
+    Each line reads `fetch.image_size was 256 and is 512`.
     A source that has grown has not changed.
     """
     changes = []
-    for block, settings in recipe_identity(recipe).items():
+    for block, settings in asked.items():
         for key in sorted(settings.keys() | stored[block].keys()):
             old, new = stored[block].get(key), settings.get(key)
             if old != new and not (block == "source" and has_grown(key, old, new)):

@@ -4,7 +4,6 @@ committed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from clipmill.filters import check_reads, make, specs_of_recipe
+from clipmill.filters import check_reads, specs_of_recipe
+from clipmill.filters.columns import Instance
 from clipmill.manifests import disk, reader
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
@@ -22,7 +22,7 @@ from clipmill.manifests.hashes import KnownBad
 from clipmill.manifests.layout import CommitRecord, PoolLayout
 from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.ray_runtime import Engine
-from clipmill.manifests.schema import SOURCES, FilterSpec, Recipe
+from clipmill.manifests.schema import SOURCES, Recipe
 from clipmill.pipeline.audit.counts import write_pool_json
 from clipmill.pipeline.audit.row_index import extend_row_index
 from clipmill.pipeline.crawl import crawler
@@ -72,14 +72,14 @@ def build(
     built, or differs from the one that this pool was begun with, or where another command writes
     into the pool.
     """
-    check_recipe(recipe, until, retry)
+    instances = check_recipe(recipe, until, retry)
     if STAGES.index(until) >= STAGES.index("score"):
         scored = {name.partition("@")[0] for name in score_set_names(PoolLayout(pool))}
         if not scored:  # nothing else can give a column before the filters run
-            check_reads(specs_of_recipe(recipe), recipe.sidecar_extra.keys())
-        for spec in specs_of_recipe(recipe):
-            if spec.name not in scored:  # else the stage says whether it needs the weights again
-                make(spec).check_reach()
+            check_reads(instances, recipe.sidecar_extra.keys())
+        for name, instance in instances.items():
+            if name not in scored:  # else the stage says whether it needs the weights again
+                instance.filter.check_reach()
     with hold_lease(pool, create=True) as out, shown_progress(pool):
         return Build(recipe, out, engine, retry).run(until)
 
@@ -300,10 +300,11 @@ def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
 
 def check_recipe(
     recipe: Recipe, until: str = "choose", retry: str | None = None, *, made: Sequence[str] = ()
-) -> None:
-    """ValueError for everything that can be known before the first stage: settings, filters,
-    weights, rules. Of filters that read one of the folders `made`, which come into being later, it
-    is only that their options are right.
+) -> dict[str, Instance]:
+    """The filters. ValueError for everything that can be known before the first stage: settings,
+    filters, weights, rules. Of filters that read one of the folders `made`, which come into being
+    later, and of those that the build does not reach, whose weights may come into being later too,
+    it is only that their options are right.
     """
     source = SOURCES[recipe.source.kind]
     if until not in ("crawl", "plan"):
@@ -322,15 +323,13 @@ def check_recipe(
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
     check_locked(recipe)
-    scored = STAGES.index(until) >= STAGES.index("score")
     try:
-        check_views(recipe)
-        for spec in specs_of_recipe(recipe):
-            options = str(spec.options)
-            if any(folder in options for folder in made):
-                make(spec)
-            else:
-                check_filter(spec, scored=scored)
+        instances = check_views(recipe)
+        if STAGES.index(until) >= STAGES.index("score"):
+            for spec, instance in zip(specs_of_recipe(recipe), instances.values(), strict=True):
+                if not any(folder in str(spec.options) for folder in made):
+                    instance.filter.identity()  # reads the weights, and so sees that they are there
+        return instances
     except ValueError as error:  # an ablation may have several recipes
         if repr(recipe.name) in str(error):
             raise
@@ -356,21 +355,6 @@ def _refuse_other_source(layout: PoolLayout, recipe: Recipe) -> None:
             f"{layout} {begun}, and recipe {recipe.name!r} has a source of kind "
             f"{recipe.source.kind}: build it into another folder"
         )
-
-
-def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
-    """ValueError for models and weights that are not there or do not fit each other.
-
-    Where the build ends before the filter is used (`scored` is False), weights may come into being
-    later, and the packages that the filter needs may be missing.
-    """
-    filter_ = make(spec)
-    if scored:
-        filter_.identity()  # reads the weights, and so sees that they are there
-        filter_.check()
-        return
-    with contextlib.suppress(ImportError):
-        filter_.check()
 
 
 def _finished_state(layout: PoolLayout) -> dict[str, Any] | None:

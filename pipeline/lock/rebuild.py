@@ -266,7 +266,7 @@ def write_lock_plan(out: PoolWriter, recipe: Recipe) -> None:
             f"{pool} was begun from lock {planned[0][:SHOWN_ID]}, and {lock.path} is lock "
             f"{lock.id}: {remedy}"
         )
-    if changes := identity.recipe_changes(planned[1], recipe):
+    if changes := identity.recipe_changes(planned[1], identity.recipe_identity(recipe)):
         raise ValueError(
             f"the settings have changed since this pool was planned ({'; '.join(changes)}): give "
             f"the old value back, or {remedy}"

@@ -17,7 +17,7 @@ from clipmill.manifests.arrays import Integers
 from clipmill.manifests.columns import LOCKED, PAIRS, PLAN
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import read_document
-from clipmill.manifests.schema import Pair, Recipe
+from clipmill.manifests.schema import Pair
 from clipmill.pipeline.crawl.parts import UidsDigest
 from clipmill.pipeline.executor.tickets import Ticket, Tickets
 
@@ -331,10 +331,10 @@ def pairs_hash(parts: pa.Table) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_unchanged(planned: PlanDocument, asked: PlanDocument, recipe: Recipe, pool: str) -> None:
+def check_unchanged(planned: PlanDocument, asked: PlanDocument, pool: str) -> None:
     """ValueError that names what differs between the plan that is there and the one asked for."""
     remedy = f"give the old value back, or build into another folder than {pool}"
-    changes = identity.recipe_changes(planned.recipe, recipe)
+    changes = identity.recipe_changes(planned.recipe, asked.recipe)
     if changes:
         raise ValueError(
             f"the recipe has changed since this pool was planned ({'; '.join(changes)}): {remedy}"

@@ -523,7 +523,7 @@ def write_plan(
         end = of_parts[1] if of_parts else len(parts)
         some, begin = parts.slice(first, end - first), each.document.first_shard
         document, job = of_round(each.number, some, begin)
-        check_unchanged(each.document, document, recipe, pool)
+        check_unchanged(each.document, document, pool)
         _remove_scratch(out, job.id)  # that of a round that was stopped stays
         first = end
     if rounds and first == len(parts):
@@ -632,12 +632,13 @@ def write_given_plan(
 
 def _document(recipe: Recipe, pairs: str, groups: int | None) -> PlanDocument:
     """plan.json of round 0, of whose rows nothing is known yet."""
+    settings = identity.recipe_identity(recipe)
     return PlanDocument(
         version=PLAN_VERSION,
         form=FORM,
         pairs=pairs,
-        recipe_hash=identity.recipe_hash(recipe),
-        recipe=identity.recipe_identity(recipe),
+        recipe_hash=disk.content_hash(settings),
+        recipe=settings,
         groups=groups,
         round=0,
         first_shard=0,

@@ -472,23 +472,23 @@ class Inputs:
 Select = Callable[[MaskFiles, Sequence[str], Mapping[str, ViewDocument]], Mapping[str, Selection]]
 
 
-def check_views(recipe: Recipe) -> None:
-    """ValueError for filters, options, models, rules and views that cannot work. Neither pool
-    nor weights are read."""
-    specs = specs_of_recipe(recipe)
-    scored = ScoredColumns(instances_of(specs))
+def check_views(recipe: Recipe) -> dict[str, Instance]:
+    """The filters of a recipe. ValueError for filters, options, models, rules and views that cannot
+    work. Neither pool nor weights are read."""
+    scored = ScoredColumns(instances := instances_of(specs_of_recipe(recipe)))
     if taken := shared_name(recipe.sidecar_extra, scored.owners):
         raise ValueError(
             f"extra_columns names {taken[0]!r}, which is a filter's column; give it another name, "
             f'as in {{my_{taken[0]}: "{taken[0]}:TYPE"}}'
         )
-    check_filters(specs, recipe.sidecar_extra.keys())
+    check_filters(instances, recipe.sidecar_extra.keys())
     added = [pa.field(column, kind) for column, kind in scored.kinds.items()]
     check(recipe.views, pa.schema([*with_extra(SIDECAR, recipe.sidecar_extra), *added]))
     columns = [*SIDECAR.names, *recipe.sidecar_extra]
     for view in recipe.views:
         check_view_name(view.name)
         scored.columns_of_view(recipe, view.name, columns)
+    return instances
 
 
 def choose_views(

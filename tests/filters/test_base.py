@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from clipmill.filters import FILTERS, check_filters, check_reads, make, specs_of_recipe
+from clipmill.filters import (
+    FILTERS,
+    check_filters,
+    check_reads,
+    instances_of,
+    make,
+    specs_of_recipe,
+)
 from clipmill.filters.base import options_of, set_id
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
@@ -74,14 +81,14 @@ def recipe(*specs: FilterSpec, user_agent: str | None = None) -> Recipe:
 def test_a_column_that_no_filter_gives_is_refused_where_the_pool_can_have_no_other() -> None:
     duplicate = spec("duplicate", on="perceptual", column="phash")
     with pytest.raises(ValueError, match="filter duplicate reads phash, which no fi"):
-        check_reads([duplicate])
-    check_reads([duplicate], extra=["phash"])
-    check_reads([spec("picture"), duplicate])
+        check_reads(instances_of([duplicate]))
+    check_reads(instances_of([duplicate]), extra=["phash"])
+    check_reads(instances_of([spec("picture"), duplicate]))
 
 
 def test_what_a_recipe_decides_reaches_its_filters() -> None:
     specs = specs_of_recipe(recipe(spec("optout"), spec("caption"), user_agent="bot/2 (x@y.org)"))
     assert specs == (spec("optout", user_agent="bot/2 (x@y.org)"), spec("caption"))
-    check_filters(specs)
+    check_filters(instances_of(specs))
     with pytest.raises(ValueError, match="there is no filter 'captoin'"):
-        check_filters(specs_of_recipe(recipe(spec("captoin"))))
+        check_filters(instances_of(specs_of_recipe(recipe(spec("captoin")))))

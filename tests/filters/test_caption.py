@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipmill.filters import check_filters
+from clipmill.filters import check_filters, instances_of
 from clipmill.filters.base import Batch
 from clipmill.filters.caption import Caption, WordList, as_word_runs, boilerplate, fasttext_words
 from clipmill.manifests.schema import FilterSpec
@@ -164,4 +164,4 @@ def test_a_file_of_words(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            check_filters([FilterSpec(name="caption", options={"words": str(path)})])
+            check_filters(instances_of([FilterSpec(name="caption", options={"words": str(path)})]))

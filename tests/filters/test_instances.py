@@ -62,7 +62,7 @@ def test_names_that_cannot_be(
 ) -> None:
     spec = FilterSpec(name=name, options=options, kind=kind)
     with pytest.raises(ValueError, match=message) as error:
-        check_filters([spec])
+        check_filters(instances_of([spec]))
     assert "\n" not in str(error.value)
 
 
@@ -89,15 +89,17 @@ def test_columns_that_clash(
         options = CLIP if kind == "clip_score" else {}
         given.append(FilterSpec(name=name, kind=kind, options=options))
     with pytest.raises(ValueError, match=message):
-        check_filters(given, extra)
+        check_filters(instances_of(given, extra), extra)
 
 
 def test_a_column_that_no_filter_of_the_recipe_gives_is_told_before_any_stage(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     balance = FilterSpec(name="balance", options={"t": 3})
-    check_filters([balance])
+    check_filters(instances_of([balance]))
     assert "filter balance reads concept_entries, which no filter of the recipe" in caplog.text
     caplog.clear()
-    check_filters([FilterSpec(name="near", kind="duplicate", options={"on": "sha256"})])
+    check_filters(
+        instances_of([FilterSpec(name="near", kind="duplicate", options={"on": "sha256"})])
+    )
     assert caplog.text == ""

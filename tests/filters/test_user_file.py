@@ -53,7 +53,7 @@ def test_a_class_of_a_file_is_a_filter(tmp_path: Path) -> None:
     assert isinstance(instance.filter, Filter)
     batch = Batch(captions=["a!", "b!!!"], images=None, rows=None)
     assert instance.filter.score(batch) == {"shout": [1, 3], "shout_most": [2, 3]}
-    check_filters([spec])
+    check_filters(instances_of([spec]))
     with pytest.raises(ValueError, match="loud has no option 'lest'; did you mean 'least'"):
         make(FilterSpec(name="loud", kind=kind_of(tmp_path), options={"lest": 2}))
 
@@ -104,7 +104,7 @@ def test_the_text_travels_where_the_path_does_not_exist(
 def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message: str) -> None:
     spec = FilterSpec(name="loud", kind=kind_of(tmp_path, text, name))
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        check_filters([spec])
+        check_filters(instances_of([spec]))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -48,7 +48,7 @@ def recipe(source: Source = INDEX, **fetch: Any) -> Recipe:
 def test_manners_may_change_in_the_middle_of_a_pool(name: str) -> None:
     polite = recipe(**{name: OTHER_MANNERS[name]})
     assert recipe_hash(polite) == recipe_hash(recipe())
-    assert recipe_changes(recipe_identity(recipe()), polite) == []
+    assert recipe_changes(recipe_identity(recipe()), recipe_identity(polite)) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_manners_may_change_in_the_middle_of_a_pool(name: str) -> None:
 )
 def test_what_decides_bytes_is_named(changed: dict[str, Any], line: str) -> None:
     assert recipe_hash(recipe(**changed)) != recipe_hash(recipe())
-    assert recipe_changes(recipe_identity(recipe()), recipe(**changed)) == [line]
+    assert recipe_changes(recipe_identity(recipe()), recipe_identity(recipe(**changed))) == [line]
 
 
 def test_a_folder_may_move_and_a_file_may_not_become_another() -> None:
@@ -71,7 +71,7 @@ def test_a_folder_may_move_and_a_file_may_not_become_another() -> None:
 
     here = table("/here/list.parquet")
     assert recipe_hash(here) == recipe_hash(table("/there/list.parquet"))
-    changes = recipe_changes(recipe_identity(here), table("/here/other.parquet"))
+    changes = recipe_changes(recipe_identity(here), recipe_identity(table("/here/other.parquet")))
     assert changes == ["source.paths was ['list.parquet'] and is ['other.parquet']"]
     assert recipe_hash(table("s3://a/list.csv")) != recipe_hash(table("s3://b/list.csv"))
 

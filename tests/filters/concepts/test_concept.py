@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clipmill.filters import check_filters
+from clipmill.filters import check_filters, instances_of
 from clipmill.filters.base import Batch
 from clipmill.filters.concepts import (
     Concept,
@@ -170,4 +170,4 @@ def test_lists_that_mean_nothing(tmp_path: Path, name: str, text: bytes, message
     (tmp_path / name).write_bytes(text)
     options = {"entries": str(tmp_path / name)}
     with pytest.raises(ValueError, match=message):
-        check_filters([FilterSpec(name="concept", options=options)])
+        check_filters(instances_of([FilterSpec(name="concept", options=options)]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from clipmill.filters import check_filters, concepts
+from clipmill.filters import check_filters, concepts, instances_of
 from clipmill.filters.base import Batch, set_id
 from clipmill.filters.concepts import Nouns, Synset
 from clipmill.manifests.schema import FilterSpec
@@ -92,4 +92,4 @@ def test_the_id_is_of_the_irregular_forms_too(files: dict[str, str], tmp_path: P
 def test_files_that_mean_nothing(files: dict[str, str], name: str, text: str, message: str) -> None:
     Path(files[name]).write_text(text)
     with pytest.raises(ValueError, match=message):
-        check_filters([FilterSpec(name="synset", options=dict(files))])
+        check_filters(instances_of([FilterSpec(name="synset", options=dict(files))]))

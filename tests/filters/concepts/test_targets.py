@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from clipmill.filters import check_filters
+from clipmill.filters import check_filters, instances_of
 from clipmill.filters.clusters import centroids_of
 from clipmill.filters.targets import Targets, read_embeddings
 from clipmill.manifests.schema import FilterSpec
@@ -109,7 +109,7 @@ def test_arrays_that_are_no_embeddings(tmp_path: Path, array: Any, message: str)
     np.save(tmp_path / "x.npy", array)
     spec = FilterSpec(name="targets", options={"targets": str(tmp_path / "x.npy")})
     with pytest.raises(ValueError, match=message):
-        check_filters([spec])
+        check_filters(instances_of([spec]))
 
 
 def test_targets_of_another_model_are_refused(tmp_path: Path) -> None:
