@@ -97,6 +97,8 @@ class CommitRecord:
     engine_version: str | None = field(default=None, metadata=disk.OPTIONAL)
     # Adopted: size and time, or what its store said of it
     tar_stamp: dict[str, Any] | None = field(default=None, metadata=disk.OPTIONAL)
+    # Adopted: members of the tar that belong to no sample
+    strays: int = field(default=0, metadata=disk.OPTIONAL)
     # How its images were asked for (user agent, per_host, deadline …). They may change between the
     # shards of a pool. None of a shard that was adopted.
     manners: dict[str, Any] | None = field(default=None, metadata=disk.OPTIONAL)

@@ -167,6 +167,7 @@ class FetchCounts:
     classes: dict[str, int]
     final: FinalCounts
     bytes: int
+    strays: int = field(default=0, metadata=disk.OPTIONAL)  # members of tars that are of no sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -280,6 +280,8 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
         final = totals["fetch"]["final"]
         rows = final["stored"] + sum(final["reasons"].values())
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
+        if strays := totals["fetch"].get("strays"):
+            lines.append(f"  {strays:,} members of its tars are no part of a sample")
     if "drift" in totals:
         drift = disk.from_plain(DriftDocument, totals["drift"])
         lines += drift_lines(drift)

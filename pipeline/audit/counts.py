@@ -175,6 +175,7 @@ def _count_fetch(commits: Commits, problems: list[str]) -> FetchCounts:
         classes=_total({REASONS[reason]: count} for reason, count in known.items()),
         final=FinalCounts(stored=totals.stored, reasons=final_reasons),
         bytes=totals.bytes,
+        strays=int(_ints(commits, "strays").sum()),
     )
 
 

@@ -715,6 +715,8 @@ def count_lines(counts: PoolCounts) -> Iterator[str]:
         rows = fetch.attempted - fetch.retries
         yield f"        with their retries {fetch.final.stored} of {rows} rows are stored"
     yield from _reason_lines(fetch.reasons, REASONS)
+    if fetch.strays:
+        yield f"        {fetch.strays} members of the tars are no part of a sample"
     for name, scores in counts.scores.items():
         yield f"score   {name}: {scores.scored} of {scores.stored} stored rows"
     for name, view in counts.views.items():

@@ -195,6 +195,7 @@ class TarReader:
         self.url_column, self.caption_column = url_column, caption_column
         self.listed = _listed_rows(tar)
         self.linked: dict[str, Sample] = {}  # of members that are links
+        self.strays = 0  # members of no sample
 
     def rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Sidecar rows without their keys: samples in the order of the tar, then what is only in
@@ -203,13 +204,11 @@ class TarReader:
         links: list[Member] = []
         members = index_tar(self.tar, path, links)
         samples = group_samples(members)
-        if strays := [each.name for each in members if not SAMPLE.match(each.name)]:
-            logger.warning(
-                "%s: %d members are no part of a sample, such as %s",
-                self.tar,
-                len(strays),
-                strays[0],
-            )
+        strays = [each.name for each in members if not SAMPLE.match(each.name)]
+        if strays:
+            what = "members are no part of a sample, such as"
+            logger.warning("%s: %d %s %s", self.tar, len(strays), what, strays[0])
+        self.strays = len(strays)
         self.linked = {linked.name: linked for linked in group_samples(links)}
         names = {sample.name for sample in samples}
         alone = [each for each in self.linked.values() if each.name not in names]
@@ -619,6 +618,7 @@ def adopt_tars(job: ShardJob) -> Work:
             group=ticket.group,
             duration_s=time.monotonic() - started,
             schema=schema,
+            strays=reader.strays,
         )
 
     return work

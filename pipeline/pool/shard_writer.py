@@ -142,6 +142,7 @@ def publish_shard(
     engine: str | None = None,
     engine_version: str | None = None,
     manners: Mapping[str, object] | None = None,
+    strays: int = 0,
 ) -> CommitRecord:
     """Publish tar, sidecar of rows in key order, and commit record. Returns the record.
 
@@ -166,6 +167,7 @@ def publish_shard(
             engine=engine,
             engine_version=engine_version,
             manners=None if manners is None else dict(manners),
+            strays=strays,
             fence=out.fence,
         )
         out.check()  # the puts may have taken minutes

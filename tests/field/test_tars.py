@@ -345,6 +345,25 @@ def test_members_of_no_sample_are_said(tmp_path: Path, caplog: pytest.LogCapture
     assert "0.tar: 2 members are no part of a sample, such as ._1.jpg" in caplog.text
 
 
+def test_members_of_no_sample_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """logicminds/bmclib#20: by the build and by the audit of its pool, in lines and in --json."""
+    for number in range(2):
+        pack(tmp_path / f"{number}.tar", [("._1.jpg", b"\0\5"), *sample("1"), ("README", b"x")])
+    recipe, pool = tmp_path / "r.yaml", str(tmp_path / "pool")
+    recipe.write_text("name: r\nsource: {kind: shards, paths: ['*.tar']}\nviews: {raw: []}\n")
+    build = [str(recipe), "--out", pool, "--engine", "inline"]
+    counted = []
+    for command, words in ((commands.build, build), (commands.audit, [pool])):
+        assert command(words) == 0
+        assert "4 members of " in (out := capsys.readouterr().out)
+        assert "tars are no part of a sample" in out
+        assert command([*words, "--json"]) == 0
+        counted.append(json.loads(capsys.readouterr().out.splitlines()[-1])["fetch"]["strays"])
+    assert counted == [4, 4]
+
+
 def test_a_folder_of_compressed_tars_is_named_so(tmp_path: Path) -> None:
     """LAION-AI/CLIP_benchmark#47."""
     (tmp_path / "0.tar.gz").write_bytes(b"\x1f\x8b")
