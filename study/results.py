@@ -221,7 +221,7 @@ class TaskReader:
             per_sample: PerSample = {name: (correct,)}
             one_guess = 1 / max(1, self._given.classes)
         else:
-            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+            table, metadata = disk.read_with_metadata(path)
             metrics, per_sample = read_metrics(table, metadata["metrics"], task, path)
             one_guess = kind.chance(metadata, len(per_sample[name][0]))
         sizes = tuple(map(len, per_sample[name]))

@@ -87,7 +87,8 @@ class Measurements:
         """A file of measurements. Without the values per sample, which are most of its bytes,
         unless all columns of SCHEMA are asked for.
         """
-        return cls(table=disk.read_parquet(path, columns), **disk.read_metadata(path))
+        table, metadata = disk.read_with_metadata(path, columns)
+        return cls(table=table, **metadata)
 
     def write(self, path: str) -> None:
         """Write the file whole. Parquet writes each distinct value once, so that right or wrong of

@@ -80,6 +80,7 @@ from clipmill.manifests.disk.tables import (
     read_parquet,
     read_schema,
     read_with,
+    read_with_metadata,
     replace_json,
     with_metadata,
     write_json,

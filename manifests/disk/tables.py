@@ -160,17 +160,25 @@ def read_parquet(
     """A table, or some columns of it, or the rows that `where` (pyarrow's filters) lets through:
     only their row groups are read. DamagedTable where a page does not have its checksum.
     """
+    return read_with(path, lambda file: _checked_table(file, columns, where))
 
-    def read(file: Any) -> pa.Table:
-        return pq.read_table(
-            file,
-            columns=columns,
-            filters=where,
-            partitioning=None,
-            page_checksum_verification=True,
-        )
+
+def read_with_metadata(
+    path: str | Path, columns: list[str] | None = None
+) -> tuple[pa.Table, dict[str, Any]]:
+    """What `read_parquet` and `read_metadata` give, of one file that is opened once."""
+
+    def read(file: Any) -> tuple[pa.Table, dict[str, Any]]:
+        table = _checked_table(file, columns)
+        return table, metadata_of(table.schema)
 
     return read_with(path, read)
+
+
+def _checked_table(file: Any, columns: list[str] | None, where: Any = None) -> pa.Table:
+    return pq.read_table(
+        file, columns=columns, filters=where, partitioning=None, page_checksum_verification=True
+    )
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -181,8 +189,8 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return metadata
 
 
-def metadata_of(footer: pq.FileMetaData) -> dict[str, Any]:
-    """The same of a footer that was read. DamagedTable without the path of its file."""
+def metadata_of(footer: pq.FileMetaData | pa.Schema) -> dict[str, Any]:
+    """The same of a footer or a schema that was read. DamagedTable without the path of its file."""
     try:
         metadata = json.loads((footer.metadata or {}).get(b"clipmill", b"{}"))
     except (ValueError, RecursionError) as error:

@@ -166,8 +166,8 @@ def purge_scores(out: PoolWriter, name: str, purged: Mapping[int, Mask], commits
     def rewrite(shard: int) -> None:  # of a set that is being made: not in its bundle yet
         path = out.layout.score_part(name, shard)
         if disk.exists(path):
-            table = disk.read_parquet(path).replace_schema_metadata(None)
-            changed = change(shard, table, dict(disk.read_metadata(path)))
+            table, metadata = disk.read_with_metadata(path)
+            changed = change(shard, table.replace_schema_metadata(None), metadata)
             disk.write_bytes(path, parquet_bytes(*changed))
 
     out.check()

@@ -929,8 +929,8 @@ def saved_metrics(
     if not disk.exists(path):
         return None
     try:
-        metadata = disk.read_metadata(path)
-        disk.read_parquet(path)  # else the comparison of the runs is what finds a damaged page
+        # All of it: else the comparison of the runs is what finds a damaged page.
+        metadata = disk.read_with_metadata(path)[1]
     except disk.DamagedTable as error:
         logger.info("%s: it is made anew", error)
         return None
