@@ -97,13 +97,15 @@ def explain_by_gradients(
     and where no run of the baseline has finished.
     """
     ablation, folder = study.ablation, study.folder
-    groups = read_groups(ablation, folder, views)
     runs = [run for run in all_runs(ablation, folder) if isinstance(run, Run)]
     blends = {run.arm: run.blend for run in runs}
     for name in (arm, ablation.baseline):
         if name not in blends:
-            near = disk.did_you_mean(name, list(blends))
-            raise ValueError(f"arm {name!r} is not trained by this ablation{near}")
+            hint = disk.did_you_mean(name, list(blends))
+            if name in ablation.arms:
+                hint = f", and nothing says what it saw: try `clipmill why {folder} {name}`"
+            raise ValueError(f"arm {name!r} is not trained by this ablation{hint}")
+    groups = read_groups(ablation, folder, views)
     finished = [
         run.out
         for run in runs

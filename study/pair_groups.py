@@ -101,8 +101,6 @@ def read_groups(
     `mixtures`. ValueError where it has none, and for a view that is not there.
     """
     sources = views or (ablation.mixtures.sources if ablation.mixtures is not None else ())
-    if not ablation.pools:
-        raise ValueError(f"the arms of {folder} are models, and nothing says what they saw")
     if not sources:
         raise ValueError(
             f"{folder} is no ablation of mixtures: name groups of pairs with --groups POOL/VIEW "

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout
@@ -21,9 +22,9 @@ from clipmill.study.arms import (
     trained_on,
 )
 from clipmill.study.collect import collect_report
-from clipmill.study.pair_groups import read_groups
+from clipmill.study.pair_gradients import explain_by_gradients
 from clipmill.study.plan import check_ablation, check_pools
-from clipmill.study.results import collect_results
+from clipmill.study.results import Study, collect_results
 from clipmill.study.runner import run_all
 from clipmill.verdict import wording
 from clipmill.verdict.measurements import Measurements
@@ -161,8 +162,15 @@ def test_an_arm_of_models_alone_has_no_trained_run(ran: Ran, tmp_path: Path) -> 
     assert runs[2].predictions("t") == f"{tmp_path}/runs/b/model/eval/t.parquet"
 
 
-def test_what_models_saw_is_not_explained(ran: Ran) -> None:
+@pytest.mark.parametrize("pools", [{"pools": {}}, {}])
+def test_what_models_saw_is_not_explained(
+    ran: Ran, tmp_path: Path, pools: dict[str, object]
+) -> None:
+    out = copied(ran, tmp_path)
+    results = collect_results(ran[0], out)
     arms = {name: {"model": f"{ran[1]}/runs/{name}/seed-{{seed}}"} for name in ("raw", "half")}
-    of_models = changed(ran[0], arms=arms, controls={}, pools={})
-    with pytest.raises(ValueError, match="the arms of out are models, and nothing says what they"):
-        read_groups(of_models, "out")
+    of_models = changed(ran[0], arms=arms, controls={}, **pools)
+    measurements = Measurements.read(AblationLayout(out).measurements)
+    study = Study(folder=out, ablation=of_models, measurements=measurements, results=results)
+    with pytest.raises(ValueError, match=r"nothing says what it saw: try `clipmill why .* half`$"):
+        explain_by_gradients(study, "half", (), pairs=8, device=torch.device("cpu"))
