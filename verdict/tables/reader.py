@@ -167,6 +167,8 @@ RUN_IN_HEADER = re.compile(
 # Roles that a column may have by its name beside runs that stand in the header.
 OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size", "time")
 VERDICTS = b"task,metric,arm,baseline,runs,mean,sd,difference,low,high,"  # of `decide --csv`
+SPLIT = re.compile(r"mode|phase|split|type")
+TIME = re.compile(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 HELD_OUT = ("val", "valid", "validation", "eval", "dev")  # before the name of a metric
@@ -441,18 +443,12 @@ def _bytes_of(file: str) -> bytes:
 
 def _labels(files: Sequence[str]) -> list[str]:
     """A short name of each file: its path without what all paths begin and end with."""
-    parts = []
-    for path in (Path(file.removesuffix(".gz")) for file in files):
-        parts.append([*path.parts[:-1], path.stem])
+    paths = [Path(file.removesuffix(".gz")) for file in files]
+    parts = [[*path.parts[:-1], path.stem] for path in paths]
     if len(files) == 1:
         return [parts[0][-1]]
-    start = _shared(parts)
-    end = _shared([each[::-1] for each in parts])
-    labels = []
-    for each in parts:
-        kept = each[start : len(each) - end] or each[-1:]
-        labels.append("/".join(kept))
-    return labels
+    start, end = _shared(parts), _shared([each[::-1] for each in parts])
+    return ["/".join(each[start : len(each) - end] or each[-1:]) for each in parts]
 
 
 def _shared(rows: Sequence[Sequence[str]]) -> int:
@@ -477,30 +473,26 @@ def _see_history(frame: Frame) -> None:
         numbers = numbers[~np.isnan(numbers)]
         if len(np.unique(numbers)) < 2 or (np.diff(numbers) < 0).any():
             continue
-        for other, column in frame.columns.items():
-            words = [value for value in column.present() if isinstance(value, str)]
-            words = [
-                word for word in words
-                if read_cell(word).value is None and not is_missing(word) and word[:1] not in "{["
-            ]  # fmt: skip
-            is_split = re.fullmatch(r"mode|phase|split|type", plain_name(other)) is not None
-            if (
-                other not in ("file", name)
-                and len(words) > 1
-                and not is_split
-                and not _are_times(words)
-            ):
-                return
+        others = [
+            n for n in frame.columns if not (n in ("file", name) or SPLIT.fullmatch(plain_name(n)))
+        ]
+        if any(_has_words(frame.columns[other]) for other in others):
+            return
         frame.history = name
         for other, column in frame.columns.items():
             present = column.present()
-            if (
-                len(present) == 1
-                and not is_known(other)
-                and not isinstance(present[0], list | dict)
-            ):
+            if len(present) == 1 and not (is_known(other) or isinstance(present[0], list | dict)):
                 frame.columns[other] = Column(present, np.zeros(frame.rows, np.int32))
         return
+
+
+def _has_words(column: Column) -> bool:
+    """Whether a column has several texts, not all of them times."""
+    words = [
+        value for value in column.present() if isinstance(value, str) and value[:1] not in "{["
+        and read_cell(value).value is None and not is_missing(value)
+    ]  # fmt: skip
+    return len(words) > 1 and not all(map(TIME.match, words[:SOME]))
 
 
 def _series(frames: Sequence[Frame]) -> str:
@@ -510,16 +502,11 @@ def _series(frames: Sequence[Frame]) -> str:
     if len(frames) < 2 or min(frame.rows for frame in frames) < LEAST_SERIES:
         return ""
     for name in frames[0].columns:
-        if (
-            name == "file"
-            or not plain_name(name)
-            or any(name not in frame.columns for frame in frames)
-        ):
+        own = [frame.columns[name] for frame in frames if name in frame.columns]
+        if name == "file" or not plain_name(name) or len(own) < len(frames):
             continue
-        steps = [np.diff(frame.columns[name].numbers()) for frame in frames]
-        if all(len(one) and (one > 0).all() for one in steps) and not all(
-            (one == 1).all() for one in steps
-        ):
+        steps = [np.diff(column.numbers()) for column in own]
+        if all((one > 0).all() for one in steps) and any((one != 1).any() for one in steps):
             return name
     return ""
 
@@ -681,9 +668,9 @@ def _with_rows_of_arms(frame: Frame, columns: Mapping[str, str]) -> Frame:
     """
     taken = set(columns.values())
     metric = " ".join(sorted(set.intersection(*(set(deciding_words(name)) for name in taken))))
-    others = {name: column for name, column in frame.columns.items() if name not in taken}
-    beside = [name for name in others if is_known(name) and _has_number(frame.columns[name])]
-    others = {name: column for name, column in others.items() if name not in beside}
+    known = [name for name in frame.columns if name not in taken and is_known(name)]
+    beside = [name for name in known if _has_number(frame.columns[name])]
+    others = {name: frame.columns[name] for name in frame.columns if name not in {*taken, *beside}}
     if not metric or {"arm", metric} & others.keys():
         return frame
     arms = {arm: {metric: name} for arm, name in columns.items()}
@@ -705,33 +692,27 @@ def _with_pairs_below(frame: Frame) -> Frame:
         if PAIRED & set(words):
             stem = "_".join(word for word in words if word not in PAIRED)
             stems.setdefault(stem, []).append(name)
-    pairs = {stem: own for stem, own in stems.items() if len(own) == 2}
-    if len(pairs) < 2:
-        return frame
-    whole = {}
-    for stem, own in pairs.items():
-        columns = [frame.columns[name] for name in own]
-        are_names = [all(map(is_known, map(text_of, one.present()[:50]))) for one in columns]
-        if are_names.count(True) == 1 and any(~np.isnan(columns[are_names[0]].numbers())):
-            whole[stem] = [(is_value, own[is_value ^ (not are_names[0])]) for is_value in (0, 1)]
-    taken = {name for own in whole.values() for _, name in own}
-    if len(whole) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
+    pairs = []  # of the column of names and that of values
+    for own in (names for names in stems.values() if len(names) == 2):
+        columns = [frame.columns[name].present()[:SOME] for name in own]
+        are_names = [all(map(is_known, map(text_of, present))) for present in columns]
+        metric, value = own if are_names[0] else own[::-1]
+        if sum(are_names) == 1 and _has_number(frame.columns[value]):
+            pairs.append((metric, value))
+    taken = {name for pair in pairs for name in pair}
+    if len(pairs) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
         return frame
     others = {name: column for name, column in frame.columns.items() if name not in taken}
     parts = []
-    for (_, metric), (_, value) in whole.values():
+    for metric, value in pairs:
         pair = {"metric": frame.columns[metric], "value": frame.columns[value]}
         part = Frame({**others, **pair}, frame.rows)
         parts.append(part.taken(frame.columns[metric].is_there()))
-    shown = ", ".join(f"{value} of {metric}" for (_, metric), (_, value) in whole.values())
+    shown = ", ".join(f"{value} of {metric}" for metric, value in pairs)
     long = _stacked(frame, parts, f"header: {shown} are a row each")
     why = "pairs of its name and its value"
     long.roles = frame.roles | {"metric": ("metric", why), "value": ("value", why)}
     return long
-
-
-def _are_times(words: Sequence[str]) -> bool:
-    return all(re.match(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d", word) for word in words[:50])
 
 
 # --- one table to measurements --------------------------------------------------------------------
@@ -942,11 +923,10 @@ class _Reading:
             elif are_answers:
                 is_bad = word in ("false", "0", "no")
             else:
-                is_bad = NOT_ENDED.match(
-                    re.split(r"[:(,;]", word)[0].strip() + " "
-                ) is not None or (word in HALF_ENDED and bool(others))
-                unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
-            bad += [text] if is_bad else []
+                first = re.split(r"[:(,;]", word)[0].strip()
+                is_bad = bool(NOT_ENDED.match(f"{first} ") or (word in HALF_ENDED and others))
+                unknown += [text] * (not is_bad and not ENDED.fullmatch(word))
+            bad += [text] * is_bad
         if unknown:
             shown = ", ".join(map(repr, unknown[:4]))
             self.notes.append(f"{name}: {shown} is taken for a run that ended")
@@ -976,10 +956,7 @@ class _Reading:
         words = self.frame.columns[name].texts().present() if name else []
         if len(words) < 2:
             return
-        for wanted in (
-            {"test", "testing"},
-            {"val", "valid", "validation", "dev", "eval", "evaluation"},
-        ):
+        for wanted in ({"test", "testing"}, {*HELD_OUT, "evaluation"}):
             tests = [word for word in words if wanted & set(re.split(r"[^a-z]+", word.lower()))]
             if len(tests) == 1:
                 self._check_runs_elsewhere(name, tests[0], words)
@@ -1004,7 +981,7 @@ class _Reading:
             return
         counters = [
             each for each in roles.unsettled
-            if CROSSING.fullmatch(plain_name(each)) or RUN_AXIS.fullmatch(plain_name(each))
+            if _crosses(each) or RUN_AXIS.fullmatch(plain_name(each))
         ]  # fmt: skip
         for other, column in itertools.product(words, (*roles.seed, *counters)):
             own, is_other = frame.columns[column], frame.columns[name].is_in({other})
@@ -1122,22 +1099,16 @@ class _Reading:
         most = max((len(frame.columns[name].values) for name in roles.task), default=0)
         if "seed" in self.told.names or not roles.seed:
             return
-        if not 1 < most <= seeds / 2:
-            self._number_submissions()
-            return
         tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
-        if seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
+        is_few = not 1 < most <= seeds / 2 or seeds_N.max() < 2 * tasks_N.max() + 1
+        if is_few or _varies(seeds_N, tasks_N):
             self._number_submissions()
             return
         order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
-        pairs_N = tasks_N * (int(order.max()) + 1) + order
-        pairs, place_N = np.unique(pairs_N, return_inverse=True)
-        place_N -= np.searchsorted(pairs, tasks_N * (int(order.max()) + 1))
-        names = [str(number) for number in range(int(place_N.max()) + 1)]
-        frame.columns[roles.seed[0]] = Column(names, place_N.astype(np.int32))
-        self.notes.append(
-            f"{roles.seed[0]}: each task has others, so its runs are numbered by them"
-        )
+        starts_N = tasks_N * (int(order.max()) + 1)
+        pairs, place_N = np.unique(starts_N + order, return_inverse=True)
+        why = "each task has others, so its runs are numbered by them"
+        self._take_seed_numbers(place_N - np.searchsorted(pairs, starts_N), why)
         if not _varies(seeds_N, group_codes(frame, roles.arm)):
             roles.paired = False  # no two arms share a seed
         roles.seed = roles.seed[:1]
@@ -1166,12 +1137,13 @@ class _Reading:
         starts = np.searchsorted(cells_N[first][order], cells_N[first][order])
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order)) - starts
-        numbers = place[of_cell_N]
-        names = [str(number) for number in range(int(numbers.max()) + 1)]
-        frame.columns[roles.seed[0]] = Column(names, numbers.astype(np.int32))
-        self.notes.append(
-            f"{roles.seed[0]}: runs of an arm have other names in each task, so they are numbered"
-        )
+        why = "runs of an arm have other names in each task, so they are numbered"
+        self._take_seed_numbers(place[of_cell_N], why)
+
+    def _take_seed_numbers(self, seed_N: Integers, why: str) -> None:
+        name, numbers = self.roles.seed[0], range(int(seed_N.max()) + 1)
+        self.frame.columns[name] = Column([*map(str, numbers)], seed_N.astype(np.int32))
+        self.notes.append(f"{name}: {why}")
 
     def _average_inside(self) -> None:
         """Blocks that repeat one run, as the episodes or questions that it is tested on, or the
@@ -1192,10 +1164,12 @@ class _Reading:
 
     def _repeat_each(self, names: tuple[str, ...]) -> bool:
         """Whether each run has several values of some columns, and each of these has all runs."""
-        seeds_N = group_codes(self.frame, self.roles.seed)
-        return _varies(seeds_N, group_codes(self.frame, names)) and _varies(
-            group_codes(self.frame, names), seeds_N
-        )
+        seeds = self.roles.seed
+        return self._vary_in(seeds, names) and self._vary_in(names, seeds)
+
+    def _vary_in(self, groups: Sequence[str], names: Sequence[str]) -> bool:
+        """Whether rows that are alike in some columns differ in others."""
+        return _varies(group_codes(self.frame, groups), group_codes(self.frame, names))
 
     # values
 
@@ -1232,7 +1206,7 @@ class _Reading:
             numbers = column.numbers()
             there = np.flatnonzero(~np.isnan(numbers))
             parts.append(_Cells(there, np.zeros(len(there), np.int64), [name], numbers[there]))
-        self.cells = _joined_cells(parts)
+        self.cells = _joined_cells([self.cells, *parts])
         if not len(self.cells.value_N):
             raise ValueError("no value is a finite number")
         for note, count in understood.items():
@@ -1262,10 +1236,8 @@ class _Reading:
         names = self.cells.names
         with_spread = [name in self.spreads for name in names]
         if self.roles.arms_are_columns and self.are_means and sum(with_spread) > 1:
-            reason = "of columns without a spread, where the arms have one"
             kept = np.array(with_spread)[self.cells.name_N]
-            self.cells_out[reason] += int((~kept).sum())
-            self.cells = self.cells.taken(kept)
+            self._keep_cells(kept, "of columns without a spread, where the arms have one")
 
     def _take_caption(self) -> None:
         """Takes the metric of all values from the caption, where no name says it."""
@@ -1282,21 +1254,18 @@ class _Reading:
         ):
             return
         if own.present():
-            codes = tasks.codes * len(own.values) + own.codes
-            both = [f"{task} {name}" for task in tasks.values for name in own.values]
-            self.table["task"] = recoded(both, codes.astype(np.int32))
+            self.table["task"] = _crossed(tasks, own)
         self.table["metric"] = recoded([metric], 0 * own.codes)
         self.notes.append(f"metric: {metric}, as the caption says")
 
     def _take_spreads(self, name: str, column: Column) -> None:
         """The spreads of a column of means: behind ±, in brackets, or in the column beside it."""
         are_brackets = bool(self.told.spread or header_kind(name))
-        both = [
+        inside = [
             cell.bracketed if are_brackets and cell.spread is None else cell.spread
             for cell in column.cells
         ]
-        inside = [np.nan if spread is None else spread for spread in both]
-        spread_N = np.array(inside, np.float64)[column.codes]
+        spread_N = np.array(inside, np.float64)[column.codes]  # None is NaN
         beside = self.frame.columns.get(self.roles.spreads.get(name, ""))
         if beside is not None:
             of_beside = [cell.is_percent for cell in beside.cells]
@@ -1358,11 +1327,7 @@ class _Reading:
         if roles.task and roles.metric:
             what = "metric" if is_dict else "task"
         if what == "task" and roles.task:  # several columns of values for each name of a metric
-            tasks = table["task"]
-            codes = tasks.codes * len(own.values) + own.codes
-            values = [f"{task} {name}".strip() for task in tasks.values for name in own.values]
-            own = recoded(values, codes)
-            own = own.taken(np.ones(len(codes), bool))
+            own = _crossed(table["task"], own)
         if what == "task" and roles.metric and not is_dict:  # the row's metric is of its own value
             known = [name for name in self.cells.names if is_known(name)]
             its = [name for name in known if re.search("score|value|result", plain_name(name))]
@@ -1495,12 +1460,11 @@ class _Reading:
         ordered = sorted(counts)
         if len(ordered) < 2 or ordered[0] <= 0 or " " in "".join(scales):
             return scales
-        groups = [[ordered[0]]]
-        for number in ordered[1:]:
-            if number <= groups[-1][0] * (1 + SAME_SCALE):
-                groups[-1].append(number)
-            else:
-                groups.append([number])
+        groups = list[list[float]]()
+        for number in ordered:
+            if not groups or number > groups[-1][0] * (1 + SAME_SCALE):
+                groups.append([])
+            groups[-1].append(number)
         if self._is_outcome(groups, scales):
             return {"": 0.0}
         alike: dict[float, float] = {}
@@ -1545,12 +1509,8 @@ class _Reading:
         if not name or name not in self.frame.columns or name in (*roles.scale, *roles.block):
             return
         is_told = "step" in self.told.names
-        names = {plain_name(each) for each in self.frame.columns}
-        is_tracked = (
-            self.frame.history == name
-            or plain_name(name) in TRACKER_STEPS
-            or {"tag", "step", "value"} <= names
-        )
+        is_tracked = name == self.frame.history or plain_name(name) in TRACKER_STEPS
+        is_tracked |= {"tag", "step", "value"} <= {*map(plain_name, self.frame.columns)}
         steps_N = self.frame.columns[name].numbers()[self.cells.row_N]
         keys_N = self._key("arm", "seed", "block", "task", "metric", "scale")
         varies = _varies(keys_N, steps_N)
@@ -1587,8 +1547,9 @@ class _Reading:
                 and any(f"{held}_{plain_name(name)}" in plain for held in HELD_OUT)
             ]  # fmt: skip
             if of_training:
-                called = {name: f"train {name}" for name in of_training}
-                self.table[role] = _renamed(self.table[role], called)
+                self.table[role] = self.table[role].mapped(
+                    lambda name, own=of_training: f"train {name}" if name in own else name
+                )
                 self.notes.append(f"of the training set: {', '.join(of_training[:SHOWN])}")
 
     def _at_the_end(self, steps_N: FloatArray, keys_N: Integers) -> Mask:
@@ -1721,19 +1682,18 @@ class _Reading:
 
     def _splits(self) -> dict[str, tuple[str, frozenset[str]]]:
         """{arm: the column of splits that nothing needs, and those that its rows are of}."""
-        arms, found = self.table["arm"], dict[str, tuple[str, frozenset[str]]]()
+        arms, of_arms = self.table["arm"], dict[str, set[str]]()
         for name in self.roles.of("text"):
             column = self.frame.columns.get(name)
-            if found or column is None or not TEST_SET.fullmatch(plain_name(name)):
+            is_of_splits = TEST_SET.fullmatch(plain_name(name)) is not None
+            if column is None or not is_of_splits or len(column.present()) < 2:
                 continue
-            if len(column.present()) > 1:
-                texts = column.texts().taken(self.cells.row_N)
-                of_arms: dict[str, set[str]] = {}
-                for arm, code in np.unique(np.stack([arms.codes, texts.codes]), axis=1).T.tolist():
-                    own = of_arms.setdefault(text_of(arms.values[arm]), set())
-                    own |= {texts.values[code]} - {""}
-                found = {arm: (name, frozenset(own)) for arm, own in of_arms.items()}
-        return found
+            texts = column.texts().taken(self.cells.row_N)
+            for arm, code in np.unique(np.stack([arms.codes, texts.codes]), axis=1).T.tolist():
+                own = of_arms.setdefault(text_of(arms.values[arm]), set())
+                own |= {texts.values[code]} - {""}
+            return {arm: (name, frozenset(own)) for arm, own in of_arms.items()}
+        return {}
 
     def _counts_runs(self) -> bool:
         """Whether a column says of how many runs each row is the mean."""
@@ -1926,7 +1886,7 @@ class _Reading:
         one: these may be two test sets of one name, and no runs.
         """
         roles = self.roles
-        if len(roles.task) != 1 or roles.runs or "task" not in self.table:
+        if len(roles.task) != 1 or roles.runs:
             return
         tasks, keys_N = self.table["task"], self._key("arm", "block", "task", "metric", "scale")
         counts, own = np.bincount(keys_N), Counter[str]()
@@ -1965,7 +1925,7 @@ class _Reading:
         settings = set() if "seed" in self.told.names else {*roles.of("setting")} - {*roles.task}
         columns = {name: frame.columns[name] for name in roles.unsettled if name in frame.columns}
         return {
-            name for name, column in columns.items() if CROSSING.fullmatch(plain_name(name))
+            name for name, column in columns.items() if _crosses(name)
             or (name in settings and not are_measured(column))
         }  # fmt: skip
 
@@ -1996,17 +1956,13 @@ class _Reading:
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
         labels, is_one = self._labels(names), len(arms.present()) < 2
         steps = [each for each in names if roles.given[each][0] == "step"]
-        if is_one and not labels and (steps or all(
-            CROSSING.fullmatch(plain_name(each)) for each in names
-        )):  # fmt: skip
+        if is_one and not labels and (steps or all(map(_crosses, names))):
             raise self._one_arm() or ValueError("there is one arm")
         told = self.told.names
         is_labelled = bool(labels) and len(names) > MOST_NAMED and not steps
         plain = plain_name(names[0]) if len(names) == 1 else ""
         own = roles.arm if roles.arm != ("file",) and not is_one else ()
-        is_finer = bool(own) and not _varies(
-            group_codes(self.frame, names), group_codes(self.frame, own)
-        )
+        is_finer = bool(own) and not self._vary_in(names, own)
         is_wide = is_one and len(roles.values) > 2 and not is_known(roles.values[0])
         are_unnamed = all(re.fullmatch(r"column \d+", each) for each in names)
         are_settings = not are_unnamed and any(
@@ -2016,7 +1972,7 @@ class _Reading:
         is_other = not (steps or is_labelled)
         arms_N = self.table["arm"].codes
         can_count = not steps and all(
-            is_one or roles.given[each][0] == "identifier" or CROSSING.fullmatch(plain_name(each))
+            is_one or roles.given[each][0] == "identifier" or _crosses(each)
             or (are_whole(self.frame.columns[each])
                 and (are_unnamed or roles.given[each][0] in ("metric", "seed")))
             or not _varies(group_codes(self.frame, (each,))[self.cells.row_N], arms_N)
@@ -2032,7 +1988,7 @@ class _Reading:
         )
         split = self._split(names)
         outer = tuple(each for each in names if each not in split.get("seed", ()))
-        folds = tuple(each for each in names if CROSSING.fullmatch(plain_name(each)))
+        folds = tuple(filter(_crosses, names))
         parts = tuple(name for name in names if self._parts_arms(name))
         crossing = tuple(name for name in names if name not in (*parts, *steps))
         is_inside = bool(of) and all(map(is_tested_on, names))
@@ -2069,7 +2025,7 @@ class _Reading:
                  {"arm": (*own, *parts)} | _beside(roles.task, crossing), "block")),
             *((is_other, way) for way in self._other_arms(names, own)),
             (are_settings and bool(alone) and not any(
-                is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N.astype(np.int64))
+                is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N)
                 for each in names
             ), Way("each row is a run", {"seed": alone})),  # of a search, which has no design
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
@@ -2095,9 +2051,7 @@ class _Reading:
         of the others, and these, which are parts of the task. {} where all are of one kind.
         """
         counters = tuple(name for name in names if self._counts(name))
-        crossing = tuple(
-            name for name in names if CROSSING.fullmatch(plain_name(name)) and name not in counters
-        )
+        crossing = tuple(name for name in names if _crosses(name) and name not in counters)
         rest = tuple(name for name in names if name not in (*counters, *crossing))
         if not rest or not (counters or crossing) or any(
             self.roles.given[name][0] == "setting" or plain_name(name) in ARM_WORDS for name in rest
@@ -2111,16 +2065,14 @@ class _Reading:
         """Whether a column counts, from 0 or 1 on, and is called neither a step nor a question."""
         numbers = np.unique(self.frame.columns[name].numbers())
         plain = plain_name(name)
-        if np.isnan(numbers).any() or re.search(r"epoch|step|frame|token", plain):
-            return False
         counts = len(numbers) > 1 and numbers[0] in (0, 1) and (np.diff(numbers) == 1).all()
-        column = self.frame.columns[name].taken(self.cells.row_N)
-        arms_N = self.table["arm"].codes.astype(np.int64)
-        return bool(counts) and not CROSSING.fullmatch(plain) and is_design(column, arms_N)
+        if not counts or CROSSING.fullmatch(plain) or re.search("epoch|step|frame|token", plain):
+            return False
+        return is_design(self.frame.columns[name].taken(self.cells.row_N), self.table["arm"].codes)
 
     def _parts_arms(self, name: str) -> bool:
         """Whether an arm shares no value of a column with any other arm."""
-        codes = self.frame.columns[name].texts().codes[self.cells.row_N].astype(np.int64)
+        codes = self.frame.columns[name].texts().codes[self.cells.row_N]
         pairs = np.unique(np.stack([codes, self.table["arm"].codes]), axis=1)
         is_shared = np.bincount(pairs[0])[pairs[0]] > 1
         return bool((np.bincount(pairs[1], is_shared)[pairs[1]] == 0).any())
@@ -2131,8 +2083,7 @@ class _Reading:
             return []
         counts = {
             name: len(self.frame.columns[name].present()) for name in names
-            if self.roles.given[name][0] != "identifier" and not CROSSING.fullmatch(
-                plain_name(name))
+            if self.roles.given[name][0] != "identifier" and not _crosses(name)
         }  # fmt: skip
         fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
         rest = (*self.told.names.get("block", ()), *own)
@@ -2168,7 +2119,7 @@ class _Reading:
         columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
         kept = list(differing)
         order = {
-            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None, -n)
+            each: (-len(column.present()), _crosses(each), -n)
             for n, (each, column) in enumerate(columns.items())
         }
         for name in sorted(differing, key=order.__getitem__):
@@ -2203,12 +2154,13 @@ class _Reading:
         """Columns of whole numbers or identifiers that have the same values in two arms or more:
         what they count are no runs.
         """
-        found, roles, arms_N = [], self.roles, self.table["arm"].codes.astype(np.int64)
+        found, roles, arms_N = [], self.roles, self.table["arm"].codes
+        if len(self.table["arm"].present()) < 2:
+            return []
         for name, (role, _) in roles.given.items():
             is_nameless = re.fullmatch(r"(column|unnamed:?|level)?\W*\d*", name, re.I) is not None
-            if role not in ("identifier", "metric") or name == "file" or is_nameless:
-                continue
-            if name in (*roles.metric, *roles.arm):
+            is_used = name in ("file", *roles.metric, *roles.arm)
+            if role not in ("identifier", "metric") or is_used or is_nameless:
                 continue
             column = self.frame.columns[name]
             is_metric = roles.is_long or is_known(name) or METRIC_PREFIX.match(name)
@@ -2216,11 +2168,7 @@ class _Reading:
                 continue
             column = column.taken(self.cells.row_N)
             is_counted = role == "metric" and were_counted(column, arms_N, roles)
-            if (
-                len(self.table["arm"].present()) > 1
-                and is_design(column, arms_N)
-                and not is_counted
-            ):
+            if is_design(column, arms_N) and not is_counted:
                 found.append(name)
         return found
 
@@ -2248,10 +2196,8 @@ class _Reading:
 
     def _say_layout(self, has_seeds: bool, seed_N: Integers) -> None:
         roles = self.roles
-        names = (
-            (roles.runs,) if roles.runs else roles.seed if has_seeds and not roles.paired else ()
-        )
-        if names:
+        unpaired = roles.seed if has_seeds and not roles.paired else ()
+        if names := (roles.runs,) if roles.runs else unpaired:
             self.notes.append(
                 f"runs: {' and '.join(map(repr, names))} counts or names the runs of an arm, which "
                 f"are not paired with those of another arm (--seed {' '.join(names)} if they share "
@@ -2316,6 +2262,11 @@ class _Reading:
         )  # fmt: skip
 
 
+def _crosses(name: str) -> bool:
+    """Whether a column is called as what crosses the arms."""
+    return CROSSING.fullmatch(plain_name(name)) is not None
+
+
 def _summaries_of(names: Sequence[str]) -> set[str]:
     """Names that are those of others with a word for a summary, one of them for a spread, behind
     it: `decode`, `decode_mean`, `decode_stddev`.
@@ -2348,9 +2299,8 @@ def _completed(frames: list[Frame], told: Options, way: Way, rounds: int = 4) ->
     try:
         results = reading._read(frames)
     except Open as more:
-        if not (rounds and way.grows):
-            return None
-        return _completed(frames, told, way.grown(more), rounds - 1)
+        grows = rounds and way.grows
+        return _completed(frames, told, way.grown(more), rounds - 1) if grows else None
     except ValueError:
         return None
     are_told = "task" in own.names or way.pattern is not None
@@ -2385,10 +2335,7 @@ def _which_table(paths: Sequence[str], told: Options, several: SeveralTables) ->
             (label, way) for label in several.labels
             for way in _ways_of(paths, replace(told, table=label, baseline=baseline))[:most]
         ]  # fmt: skip
-        texts = [
-            re.sub(r"\s+", " ", f"--table {quoted(label)} {way.text}").strip()
-            for label, way in ways
-        ]
+        texts = [" ".join(f"--table {quoted(label)} {way.text}".split()) for label, way in ways]
         missing = _missing([way for _, way in ways])
         if texts:
             lost = f"; none of them has an arm {told.baseline!r}" * (baseline != told.baseline)
@@ -2425,18 +2372,19 @@ def _share_tasks(results: Results, baseline: str | None) -> bool:
     return len(complete) > 1 and (baseline is None or baseline in complete)
 
 
+def _crossed(one: Column, two: Column) -> Column:
+    """The texts of two columns as one."""
+    texts = [f"{first} {second}".strip() for first in one.values for second in two.values]
+    codes = one.codes * len(two.values) + two.codes
+    return recoded(texts, codes.astype(np.int32)).taken(np.ones(len(codes), bool))
+
+
 def _has_dictionaries(column: Column) -> bool:
     return any(isinstance(value, dict) for value in column.values)
 
 
-def _renamed(column: Column, names: Mapping[str, str]) -> Column:
-    return column.mapped(lambda name: names.get(name, name))
-
-
 def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
     """The cells of all columns; a name of several is one."""
-    if not parts:
-        return _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
     names: list[str] = []
     places = []
     for part in parts:
@@ -2449,9 +2397,7 @@ def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
 
 
 def _counts(counter: Mapping[str, int]) -> tuple[LeftOut, ...]:
-    return tuple(
-        LeftOut(reason=reason, number=number) for reason, number in counter.items() if number
-    )
+    return tuple(LeftOut(reason=reason, number=n) for reason, n in counter.items() if n)
 
 
 def _largest(values_N: FloatArray, groups_N: Integers, kept: Mask) -> FloatArray:
@@ -2545,10 +2491,8 @@ def _check_parts(
     """
     both, seed = "(?P<{}>[^/]+)/(?P<{}>.+", r"(?P<seed>\d+)"
     levels = {tuple(taken.get(name, (name, ""))[0].split("/", 1)) for name in names}
-    firsts, rests = ({one[n] for one in levels if len(one) > n} for n in (0, 1))
-    files = (
-        files and len(levels) > max(len(firsts), len(rests)) and min(len(rests), len(firsts)) > 1
-    )
+    counts = [len({one[n] for one in levels if len(one) > n}) for n in (0, 1)]
+    files = files and len(levels) > max(counts) and min(counts) > 1
     of_seeds = files and all(ONLY_SEED.match(name.partition("/")[0]) for name in names)
     found = [match for name in names if (match := SEED_INSIDE.fullmatch(name))]
     patterns = {f"^[^/]*?{seed}/{both})$": True} if of_seeds else {}
@@ -2645,22 +2589,14 @@ def _scale_names(scales: Mapping[str, float], column: Column) -> dict[float, str
 def _seed_numbers(column: Column) -> tuple[Integers, dict[int, str]]:
     """Seeds as whole numbers; other texts are numbered, and named."""
     texts = sorted(text for text in column.values if text)
-    numbers: dict[str, int] = {}
-    named: dict[int, str] = {}
-    for place, text in enumerate(texts):
+    numbers, named = dict[str, int](), dict[int, str]()
+    for text in texts:
         number = read_cell(text).value
-        if (
-            number is None
-            or number != int(number)
-            or (abs(number) > 2**62 and not text.isdecimal())
-        ):
-            numbers = {each: place for place, each in enumerate(texts)}
+        numbers[text] = int(text) if text.isdecimal() else int(number or 0)
+        if number is None or number != int(number) or abs(numbers[text]) > 2**62:
             named = dict(enumerate(texts))
+            numbers = {each: place for place, each in named.items()}
             break
-        numbers[text] = int(text) if text.isdecimal() else int(number)
-    if any(abs(number) > 2**62 for number in numbers.values()):
-        numbers = {each: place for place, each in enumerate(texts)}
-        named = dict(enumerate(texts))
     by_code = np.array([numbers.get(text, 0) for text in column.values], np.int64)
     return by_code[column.codes], named
 
@@ -2670,7 +2606,5 @@ def _direction(text: str, name: str) -> int:
     word = text.lower()
     if word not in (*MORE_IS_BETTER, *LESS_IS_BETTER):
         return -1
-    is_more = word in MORE_IS_BETTER
-    if re.search(r"(lower|less|smaller)_is_better", plain_name(name)):
-        is_more = not is_more
-    return int(is_more)
+    is_of_less = re.search(r"(lower|less|smaller)_is_better", plain_name(name)) is not None
+    return int((word in MORE_IS_BETTER) != is_of_less)

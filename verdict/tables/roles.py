@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clipmill.manifests.arrays import FloatArray, Integers
+from clipmill.manifests.arrays import Array, FloatArray, Integers
 from clipmill.verdict.tables.cells import is_missing
 from clipmill.verdict.tables.frames import Column, Frame, recoded, text_of
 from clipmill.verdict.tables.metric_names import (
@@ -1496,7 +1496,7 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
             roles.seed, roles.paired = (name,), False
 
 
-def is_design(column: Column, arms_N: Integers) -> bool:
+def is_design(column: Column, arms_N: Array) -> bool:
     """Whether most arms with several values of a column have the same ones: what the experiment
     chose, not what it found. Of one arm: whether each value is there twice.
     """
@@ -1514,7 +1514,7 @@ def is_design(column: Column, arms_N: Integers) -> bool:
     return bool(len(alike) and alike.max() > 1 and 2 * alike.max() > alike.sum())
 
 
-def were_counted(column: Column, arms_N: Integers, roles: Roles) -> bool:
+def were_counted(column: Column, arms_N: Array, roles: Roles) -> bool:
     """Whether, where seeds tell the runs of an arm apart, some value of a column is in an arm much
     more often than another one, as in what was counted and not chosen.
     """
