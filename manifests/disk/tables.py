@@ -172,7 +172,8 @@ def read_with_metadata(
         table = _checked_table(file, columns)
         return table, metadata_of(table.schema)
 
-    return read_with(path, read)
+    both: tuple[pa.Table, dict[str, Any]] = read_with(path, read)
+    return both
 
 
 def _checked_table(file: Any, columns: list[str] | None, where: Any = None) -> pa.Table:
