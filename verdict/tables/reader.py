@@ -1547,9 +1547,11 @@ class _Reading:
                 and any(f"{held}_{plain_name(name)}" in plain for held in HELD_OUT)
             ]  # fmt: skip
             if of_training:
-                self.table[role] = self.table[role].mapped(
-                    lambda name, own=of_training: f"train {name}" if name in own else name
-                )
+                column = self.table[role]
+                values = [
+                    f"train {text}" if text in of_training else text for text in column.values
+                ]
+                self.table[role] = recoded(values, column.codes)
                 self.notes.append(f"of the training set: {', '.join(of_training[:SHOWN])}")
 
     def _at_the_end(self, steps_N: FloatArray, keys_N: Integers) -> Mask:
