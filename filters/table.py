@@ -20,24 +20,31 @@ LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 PARQUET, UID_LIST = ".parquet", ".npy"
 # Text files, in UTF-8: a header and values (in a .csv in quotes); one JSON object a line.
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+TEXT_TABLES = tuple(text + packed for text in TEXTS for packed in ("", ".gz", ".zst"))
 ENDINGS = (PARQUET, UID_LIST, *TEXT_TABLES)
+# Columns of the sidecars whose values are texts of any length; others hold uids.
+TEXT_KEYS = ("url", "key", "sha256", "image_name")
 
 
 @dataclass(kw_only=True)
 class Table(FilterBase):
     """The columns that `take` names, from Parquet files and the .npz beside each, or from .csv,
-    .tsv and .jsonl files.
+    .tsv and .jsonl files, also packed (.gz, .zst).
 
-    paths: files, folders and patterns (`*.parquet`). key: their column of uids, 32 hex digits. on:
-    the column of the pool's sidecars that has the same values. take: name -> TYPE or COLUMN:TYPE,
-    with a type of `extra_columns` or fp16[WIDTH], an array of the .npz of the same name. A path
-    that ends in .npy is a list of uids (DataComp's subset form); `take` then has one column of type
-    bool, true for the rows of the list. A row that the tables do not have is NULL. Of several table
-    rows with one uid the first counts, in the order of the files.
+    paths: files, folders and patterns (`*.parquet`). on: the column of the pool's sidecars that
+    says which row is which: `uid` or another one of 32 hex digits, or `url`, `key`, `sha256` or
+    `image_name`, whose texts are compared letter by letter. key: the column of the files that has
+    the same values. take: name -> TYPE or COLUMN:TYPE, with a type of `extra_columns` or
+    fp16[WIDTH], an array of the .npz of the same name. A path that ends in .npy is a list of uids
+    (DataComp's subset form); `take` then has one column of type bool, true for the rows of the
+    list. A row that the tables do not have is NULL, as are NaN and a blank number; any other value
+    that is not of its type is an error. Of several table rows with one key the first counts, in the
+    order of the files.
     """
 
     name = "table"
+    version = 2
     hashed_keys: ClassVar[bool] = False  # keys are texts of any length, not 32 hex digits
     blank_is_null: ClassVar[bool] = False  # of texts
     adds: ClassVar[dict[str, pa.DataType]] = {}
@@ -52,6 +59,7 @@ class Table(FilterBase):
         if isinstance(self.paths, str):
             self.paths = (self.paths,)
         super().__post_init__()
+        self.hashed_keys = self.on in TEXT_KEYS  # type: ignore[misc]
         for name, form in self.take.items():
             if not COLUMN_NAME.fullmatch(name):
                 raise ValueError(
@@ -85,7 +93,8 @@ class Table(FilterBase):
             if not found:
                 raise ValueError(
                     f"filter {self.name}: there is no table at {path}; a table is a file that "
-                    f"ends in {', '.join(ENDINGS)}, or a folder of such files"
+                    f"ends in {', '.join([PARQUET, UID_LIST, *TEXTS])} (a text also with .gz or "
+                    f".zst behind), or a folder of such files but {UID_LIST}"
                 )
             files += found
         return files
@@ -102,7 +111,10 @@ class Table(FilterBase):
             beside = [self.arrays_beside(file)] if with_arrays else []
             for path in [file, *beside]:
                 if not disk.exists(path):
-                    raise ValueError(f"filter {self.name}: {path} is missing")
+                    raise ValueError(
+                        f"filter {self.name}: {path} is missing: fp16[WIDTH] is an array of the "
+                        ".npz beside a Parquet file; a column of lists in the file itself is json"
+                    )
                 content.update(f"{path.rpartition('/')[2]}\0{content_digest(path)}\0".encode())
         return content.hexdigest()
 
@@ -133,12 +145,11 @@ class CaptionFile(Table):
         self.key = self.key or self.by
         self.on = self.by
         self.take = {"caption_file": f"{self.column}:string"}
-        self.hashed_keys = self.by != "uid"  # type: ignore[misc]
         for path in (self.paths,) if isinstance(self.paths, str) else self.paths:
             if path.endswith(UID_LIST):
                 raise ValueError(
                     f"filter caption_file: {path} has no captions; give a file that ends in "
-                    f"{', '.join([PARQUET, *TEXT_TABLES])}"
+                    f"{', '.join([PARQUET, *TEXTS])}"
                 )
         super().__post_init__()
 

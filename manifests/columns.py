@@ -219,14 +219,16 @@ def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Byte
     """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
     problem = f"a {name} does not have {2 * width} hex digits"
     if column.null_count:
-        raise ValueError(problem)
+        raise ValueError(f"{problem}: there is none")
     texts = column.cast(pa.binary())
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     if not len(texts):
         return np.zeros((0, width), np.uint8)
-    if not pc.all(pc.equal(pc.binary_length(texts), 2 * width)).as_py():
-        raise ValueError(problem)
+    fits = pc.equal(pc.binary_length(texts), 2 * width)
+    if not pc.all(fits).as_py():
+        other = texts.filter(pc.invert(fits))[0].as_py().decode(errors="replace")
+        raise ValueError(f"{problem}: {other[:100]!r}")
     fixed = texts.cast(pa.binary(2 * width))
     start = fixed.offset * 2 * width
     digits = memoryview(fixed.buffers()[1])[start : start + len(texts) * 2 * width]

@@ -1,11 +1,11 @@
 """Columns that other programs computed, joined to the rows by uid, url, key or sha256.
 
 Columns that other programs computed (DataComp's metadata with CLIP scores and embeddings, lists
-of uids) for the rows of a pool, joined by uid, URL or sha256. The filters `table` and
+of uids) for the rows of a pool, joined by uid, URL, key or sha256. The filters `table` and
 `caption_file` name them in a recipe; `pipeline/scoring` commits them like any score set.
 
-Reads the sidecars of a pool, Parquet files, .csv, .tsv, .jsonl, .npz and .npy. Writes temporary
-files on local disk (`TMPDIR`), about as large as the values that are taken.
+Reads the sidecars of a pool, Parquet files, .csv, .tsv, .jsonl (also packed), .npz and .npy. Writes
+temporary files on local disk (`TMPDIR`), about as large as the values that are taken.
 
 Invariants, in `tests/pipeline/test_metadata_join.py`:
 
@@ -24,7 +24,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,22 @@ import xxhash
 from clipmill.filters.table import TEXT_TABLES, Table, is_array
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import NUMPY_ERRORS, Array, Bytes, Integers
-from clipmill.manifests.columns import hex_bytes, refuse_doubled
+from clipmill.manifests.columns import EXTRA_TYPES, hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.database import BATCH_ROWS, UID_BYTES, blobs, database, insert
 from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage
-from clipmill.pipeline.table_files import values
+from clipmill.pipeline.table_files import (
+    MissingColumn,
+    as_json,
+    cast_value,
+    is_null,
+    python_values,
+    table_ending,
+    values,
+)
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -153,6 +161,11 @@ CHECKED_ROWS = 64  # of a file, whose embeddings are compared with their score
 TOLERANCE = 0.02  # of a cosine of fp16 embeddings; that of other rows differs by 0.1 and more
 ROWS = 65_536  # of a text file that are in memory at a time
 JSON_LINES = (".jsonl", ".ndjson")
+TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+NUMBERS = (
+    pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal,
+    pa.types.is_null,
+)  # fmt: skip
 # DataComp's column of scores -> its arrays of the .npz
 SCORED_ARRAYS = {
     "clip_b32_similarity_score": ("b32_img", "b32_txt"),
@@ -165,6 +178,7 @@ class TableFile:
 
     def __init__(self, table: Table, path: str) -> None:
         self.table, self.path = table, path
+        self._is_text = path.endswith(TEXT_TABLES)
 
     def read_keys(self) -> Iterator[Bytes]:
         """(rows, 16) of its uids, piece by piece. ValueError for a file that has none."""
@@ -180,6 +194,12 @@ class TableFile:
                     f"{self.path}: column {self.table.key!r}: {error}; the key of a table is a "
                     f"{self.table.on} in every row"
                 ) from None
+
+    def first_key(self) -> object:
+        """The key of its first row; None where it has no row."""
+        for _, read in self._pieces([self.table.key]):
+            return read()[self.table.key][0].as_py()
+        return None
 
     def read_values(self, rows: Integers) -> Iterator[tuple[int, pa.Table]]:
         """(position in `rows`, columns of `take`) of ascending rows, piece by piece."""
@@ -205,24 +225,46 @@ class TableFile:
         """(rows, what reads some columns of them) of each row group, or of ROWS rows of a text
         file, whose values are text or JSON. ValueError for a row of it that cannot be read.
         """
-        if not self.path.endswith(TEXT_TABLES):
+        if not self._is_text:
             for number in range(self._footer.num_row_groups):
                 rows = self._footer.row_group(number).num_rows
                 yield rows, functools.partial(self._group, number, columns)
             return
-        numbered = enumerate(values(self.path, columns), 1)
+        numbered = enumerate(self._text_rows(columns), 1)
         while piece := list(itertools.islice(numbered, ROWS)):
             damaged = [number for number, row in piece if row is None]
             if damaged:
                 raise ValueError(f"{self.path}: its row {damaged[0]:,} cannot be read")
             yield len(piece), functools.partial(self._text_table, columns, piece)
 
+    def _text_rows(self, columns: list[str]) -> Iterator[Any]:
+        try:
+            yield from values(self.path, columns)
+        except MissingColumn as missing:
+            self._require(columns, missing.present)
+            raise
+
+    def _require(self, columns: Sequence[str], present: Sequence[str]) -> None:
+        """ValueError for a column that the file does not have, or has twice."""
+        refuse_doubled(self.path, columns, present)
+        hint = ""
+        if self._is_text and table_ending(self.path) not in JSON_LINES:
+            mark = "tabs" if table_ending(self.path) == ".tsv" else "commas"
+            hint = f"; its first line must name its columns, with {mark} between them"
+        for name in columns:
+            if name not in present:
+                guess = disk.did_you_mean(name, present)
+                known = ", ".join(map(repr, present[:NAMED])) + " …" * (len(present) > NAMED)
+                raise ValueError(
+                    f"{self.path} has no column {name!r}{guess}{hint} (it has {known or 'none'})"
+                )
+
     def _text_table(self, columns: list[str], piece: Sequence[tuple[int, Any]]) -> pa.Table:
         """Rows of a text file as a table. ValueError for a column with values of several types."""
         arrays = []
         for position, name in enumerate(columns):
             column = [row[position] for _, row in piece]
-            if not self.path.endswith(JSON_LINES):
+            if table_ending(self.path) not in JSON_LINES:
                 column = [value or None for value in column]
             try:
                 arrays.append(pa.array(column))
@@ -242,13 +284,7 @@ class TableFile:
     def _group(self, number: int, columns: list[str]) -> pa.Table:
         def read(source: Any) -> pa.Table:
             file = pq.ParquetFile(source, page_checksum_verification=True)
-            known = file.schema_arrow.names
-            refuse_doubled(self.path, columns, known)
-            for name in columns:
-                if name not in known:
-                    raise ValueError(
-                        f"{self.path} has no column {name!r}{disk.did_you_mean(name, known)}"
-                    )
+            self._require(columns, file.schema_arrow.names)
             return file.read_row_group(number, columns, use_threads=False)
 
         table: pa.Table = disk.read_with(self.path, read)
@@ -262,21 +298,25 @@ class TableFile:
         rows: Integers,
     ) -> pa.Table:
         columns = {}
-        for name, kind in self.table.columns().items():
+        for name in self.table.columns():
             if name in arrays:
                 columns[name] = blobs(arrays[name][rows].view(np.uint8))
                 continue
             form = self.table.take[name].rpartition(":")[2]
-            try:
-                columns[name] = _cast(table[sources[name]], form, kind)
-                if self.table.blank_is_null:
-                    columns[name] = _without_blanks(columns[name])
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                text = " ".join(str(error).split())[:160]
-                raise ValueError(
-                    f"{self.path}: column {sources[name]!r} is not of type {form}: {text}"
-                ) from None
+            columns[name] = self._cast(table, sources[name], form)
+            if self.table.blank_is_null:
+                columns[name] = _without_blanks(columns[name])
         return pa.table(columns)
+
+    def _cast(self, table: pa.Table, source: str, form: str) -> pa.Array:
+        """A column as one of EXTRA_TYPES. ValueError, with its name, where it is of another."""
+        try:
+            return _cast(table[source], form, EXTRA_TYPES[form])
+        except (pa.ArrowException, ValueError) as error:
+            text = " ".join(str(error).split())[:160]
+            raise ValueError(
+                f"{self.path}: column {source!r} is not of type {form}: {text}"
+            ) from None
 
     # --- arrays -----------------------------------------------------------------------------------
 
@@ -288,7 +328,7 @@ class TableFile:
                 wanted[name] = self.table.source_columns()[name]
         if not wanted:
             return {}
-        if self.path.endswith(TEXT_TABLES):
+        if self._is_text:
             raise ValueError(
                 f"{self.path} has no arrays: {', '.join(wanted)} must be of a Parquet file"
             )
@@ -320,11 +360,13 @@ class TableFile:
         """ValueError where the embeddings do not have the scores of their rows."""
         known = self._footer.schema.to_arrow_schema().names
         for column, (image, text) in SCORED_ARRAYS.items():
-            if column not in known or image not in archive or text not in archive:
+            has_arrays = image in archive and text in archive
+            if column not in known or not has_arrays or not self._footer.num_rows:
                 continue
             rows = np.linspace(0, self._footer.num_rows - 1, CHECKED_ROWS).astype(np.int64)
             rows = np.unique(rows)
-            scores = disk.read_parquet(self.path, [column])[column].to_numpy()[rows]
+            table = disk.read_parquet(self.path, [column])
+            scores = self._cast(table, column, "float").to_numpy(zero_copy_only=False)[rows]
             images = archive[image][rows].astype(np.float32)
             texts = archive[text][rows].astype(np.float32)
             lengths = np.linalg.norm(images, axis=1) * np.linalg.norm(texts, axis=1)
@@ -357,16 +399,49 @@ def _without_blanks(texts: pa.Array) -> pa.Array:
 
 
 def _cast(column: pa.ChunkedArray, form: str, kind: pa.DataType) -> pa.Array:
-    """A column as one of EXTRA_TYPES; NaN and infinity become NULL."""
-    if form == "json":
-        texts = []
-        for value in column.to_pylist():
-            texts.append(None if value is None else json.dumps(value, ensure_ascii=False))
-        return pa.array(texts, kind)
-    array = column.cast(kind)
-    if pa.types.is_floating(kind):
-        array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
+    """A column as one of EXTRA_TYPES; NaN and infinity become NULL, and blank texts where a number
+    is asked for. ValueError for a value, or a column, of another type."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_text = any(is_text(column.type) for is_text in TEXTS)
+    if form == "json" or (is_text and form != "string"):
+        cast = functools.partial(cast_value, type_name=form) if is_text else _plain_json
+        array = pa.array([_given(value, cast) for value in python_values(column)], kind)
+    else:
+        if form != "string" and not any(is_number(column.type) for is_number in NUMBERS):
+            raise ValueError(f"it is of type {column.type}")
+        if form != "string" and (pa.types.is_floating(column.type) or form in ("float", "bool")):
+            column = column.cast(pa.float64())
+            column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, pa.float64()))
+        if form == "bool":  # neither a score nor a label such as -1 says yes or no
+            others = column.filter(pc.invert(pc.is_in(column, pa.array([0.0, 1.0, None]))))
+            if len(others):
+                raise ValueError(f"{others[0]} is neither 0 nor 1")
+        array = column.cast(kind)
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _plain_json(value: object) -> str | None:
+    """Anything as JSON with blanks behind commas and colons."""
+    text = as_json(value)
+    return None if text is None else json.dumps(json.loads(text), ensure_ascii=False)
+
+
+def _given(value: object, cast: Callable[[object], Any]) -> Any:
+    """A value as another type. ValueError where it is not of that type."""
+    result = cast(value)
+    if result is None and not _is_missing(value):
+        raise ValueError(f"{value!r}; where there is no value write nothing, or NaN")
+    return result
+
+
+def _is_missing(value: object) -> bool:
+    """True of NULL and NaN, also as a text, and of a blank one."""
+    if not isinstance(value, str):
+        return is_null(value)
+    with suppress(ValueError):
+        return not value.strip() or is_null(float(value))
+    return False
 
 
 # --------------------------------------------------------------------------------------------------
@@ -408,6 +483,8 @@ class MatchCounts:
     matched_rows: int = 0  # rows of the pool that have a row of the table
     missing: int = 0  # keys that no row of the pool has
     missing_keys: list[str] = field(default_factory=list)  # the first ones of them
+    # One of the pool and one of the table, where no text of these is one of those.
+    unlike: tuple[object, object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,6 +578,12 @@ class TableJoin:
             missing=count("missing"),
             missing_keys=[key.hex() for (key,) in connection.execute(named).fetchall()],
         )
+        counts, on = self.counts, self._table.on
+        if self._table.hashed_keys and counts.keys and counts.pool_rows > counts.matched_rows == 0:
+            shard = int(self._commits.shards[self._positions[0]])
+            of_pool = Pool(self._commits).read(shard, [on])[on].drop_null()
+            firsts = (file.first_key() for file in self._files)
+            counts.unlike = of_pool[0].as_py(), next(key for key in firsts if key is not None)
 
     # --- values -----------------------------------------------------------------------------------
 

@@ -838,7 +838,7 @@ def _images(
 # raises.
 
 
-YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
+YES, NO = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 INT64 = 1 << 63
 
 
@@ -906,7 +906,7 @@ def as_float(value: Any) -> float | None:
 
 
 def as_bool(value: object) -> bool | None:
-    """True or False: also 1, 0, yes, no, t, f, in any case."""
+    """True or False: also 1, 0, 1.0, 0.0, yes, no, y, n, t, f, in any case."""
     if isinstance(value, float) and value in (0.0, 1.0):
         return bool(value)
     text = (as_text(value) or "").strip().lower()

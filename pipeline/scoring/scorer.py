@@ -217,6 +217,8 @@ def match_line(name: str, counts: MatchCounts, table: Table) -> str:
             line += f" ({', '.join(counts.missing_keys[:3])} …)"
         elif table.on == "url":
             line += " in this spelling: the crawl wrote them without fragments and outer blanks"
+    if counts.unlike:
+        line += "; the pool has such as {!r}, the table such as {!r}".format(*counts.unlike)
     return line
 
 
