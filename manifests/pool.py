@@ -225,6 +225,9 @@ class Pool:
     def view(self, name: str, remedy: str | None = None) -> OpenView:
         """A view. ValueError where there is none, or it is older than the shards; remedy: what to
         do then."""
+        if not isinstance(name, str):
+            views = ", ".join(self.view_names())
+            raise ValueError(f"view is a {type(name).__name__}; give the name of one: {views}")
         remedy = remedy or choose_again(self.path)
         document: ViewDocument = self._reader(
             lambda: current_view(self.layout, name, self.files.fingerprint, remedy),
@@ -248,13 +251,17 @@ class Pool:
         is asked for. ValueError for a shard that is not there, and as of `view` and `read`.
         """
         masks = None if view is None else self.view(view)
-        wanted = self.schema.names if columns is None else list(dict.fromkeys(columns))
+        wanted = self.schema.names if columns is None else names_of(columns)
         sets = self.sets_of(wanted, masks)
+        if isinstance(shards, (int, str)):
+            raise ValueError(f"shards is {shards!r}; give a list, as in [{shards!r}]")
         there = self.commits.shards if masks is None else masks.shards
         for shard in there.tolist() if shards is None else shards:
-            number = _position(there, shard)
+            number = _position(there, shard) if str(shard).isdecimal() else None
             if number is None:
-                raise ValueError(f"{view or self.path} has no shard {shard_name(int(shard))}")
+                raise ValueError(
+                    f"{view or self.path} has no shard {shard!s:0>5}; a shard is a number"
+                )
             if masks is not None:
                 yield masks.part(number, wanted, sets)
                 continue
@@ -539,6 +546,13 @@ def _position(shards: Integers, shard: int | str) -> int | None:
     """Where a shard stands among ascending numbers; None where it does not."""
     number = int(np.searchsorted(shards, int(shard)))
     return number if number < len(shards) and shards[number] == int(shard) else None
+
+
+def names_of(columns: Iterable[str]) -> list[str]:
+    """Each name once. ValueError for a text, which is no list of names."""
+    if isinstance(columns, str):
+        raise ValueError(f"columns is {columns!r}; give a list of names, as in [{columns!r}]")
+    return list(dict.fromkeys(columns))
 
 
 def choose_again(pool: str) -> str:

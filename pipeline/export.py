@@ -333,8 +333,10 @@ Kind = Literal["parquet", "csv", "npy", "folder"]
 FILE_KINDS: dict[str, Kind] = {".parquet": "parquet", ".csv": "csv", ".npy": "npy"}
 # Endings that a person means as a file, and that no export writes.
 OTHER_ENDINGS = (
-    ".arrow", ".feather", ".gz", ".h5", ".json", ".jsonl", ".ndjson", ".npz", ".pq", ".tar", ".tsv",
-    ".txt", ".yaml", ".zip", ".zst",
+    ".arrow", ".avro", ".bz2", ".db", ".duckdb", ".feather", ".gz", ".h5", ".hdf5", ".html",
+    ".json", ".jsonl", ".lance", ".mat", ".md", ".mdb", ".msgpack", ".ndjson", ".npz", ".orc",
+    ".parq", ".pickle", ".pkl", ".pq", ".pt", ".sqlite", ".tar", ".tfrecord", ".tgz", ".tsv",
+    ".txt", ".xls", ".xlsx", ".xz", ".yaml", ".yml", ".zip", ".zst",
 )  # fmt: skip
 CARD = "README.md"
 
@@ -372,7 +374,7 @@ def target_of(to: str, pool: str) -> Target:
     if not name:
         raise ValueError(f"--to {to!r} names no file and no folder")
     for ending, kind in FILE_KINDS.items():
-        if name.endswith(ending):
+        if name.lower().endswith(ending):
             if to.endswith("/"):
                 raise ValueError(f"--to {to} ends in {ending} and is a folder; which is it?")
             return Target(kind=kind, path=path)
@@ -381,6 +383,8 @@ def target_of(to: str, pool: str) -> Target:
             f"--to {to}: an export is a .parquet, .csv or .npy file, or a folder of shards (any "
             "other name)"
         )
+    if disk.exists(path) and not disk.is_folder(path):
+        raise ValueError(f"--to {to} is a file, and without an ending of one a folder is written")
     return Target(kind="folder", path=path)
 
 

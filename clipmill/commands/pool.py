@@ -347,6 +347,8 @@ def look(
     if port is not None and not 0 <= port <= 65_535:
         raise ValueError(f"--port is {port}; a port lies in 0..65535")
     serve = serve or port is not None
+    if out is not None and not out.lower().endswith((".html", ".htm")):
+        raise ValueError(f"--out is {out!r}; the page is HTML, and its name ends in .html")
     if not serve:
         disk.check_replaceable(out or PAGE, MARK.encode(), "--out")
     survey = survey_pool(pool, view)

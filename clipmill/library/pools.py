@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from clipmill.manifests import disk, pool
 from clipmill.manifests.commits import read_commits
-from clipmill.manifests.pool import Part
+from clipmill.manifests.pool import Part, names_of
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
 from clipmill.pipeline.views.choose import PartRows, compile_views, outcomes, with_derived
@@ -99,7 +99,7 @@ class Pool(pool.Pool):
             ValueError: A column, the view or a shard is not there, two current score sets have the
                 column, or a file is damaged.
         """
-        wanted = self.schema.names if columns is None else list(dict.fromkeys(columns))
+        wanted = self.schema.names if columns is None else names_of(columns)
         derives = not DERIVED.keys().isdisjoint(wanted)
         on_disk = sorted(columns_on_disk(wanted) | {"status"}) if derives else wanted
         for part in super().scan(on_disk, view=view, shards=shards):
@@ -135,7 +135,7 @@ class Pool(pool.Pool):
             ValueError: As of `scan`, and for a damaged tar.
         """
         places = ["image_offset", "image_length"]
-        for part in self.scan([*columns, *places], view=view, shards=shards):
+        for part in self.scan([*names_of(columns), *places], view=view, shards=shards):
             tar = self.commits.tar(part.shard)
             for row in part.kept_rows().to_pylist():
                 offset, length = row["image_offset"], row["image_length"]
@@ -157,7 +157,7 @@ class Pool(pool.Pool):
         Raises:
             ValueError: The expression is none that a rule may be, or a column is not there.
         """
-        wanted = self.schema.names if columns is None else list(columns)
+        wanted = self.schema.names if columns is None else names_of(columns)
         views = [View(name=RULE, rules=(Rule(name=RULE, where=sql),))]
         known = [column.name for column in self.columns]
         used = columns_of(views, RULE, known) | columns_on_disk(wanted)
@@ -184,6 +184,8 @@ class Pool(pool.Pool):
         Raises:
             ValueError: No row has this name.
         """
+        if not isinstance(row, str):
+            raise ValueError(f"row is {row!r}; give a text: a uid, a URL, a key or a file name")
         return History(explain_row(self.path, row))
 
 

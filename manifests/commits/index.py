@@ -218,7 +218,10 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
     ValueError for a damaged index, and a file that is no commit record of clipmill.
     """
     layout = PoolLayout(pool)
-    document = read_index_document(layout)
+    try:
+        document = read_index_document(layout)
+    except NotADirectoryError:
+        raise ValueError(f"{pool} is a file; a pool is a folder") from None
     if document is not None and document.closed:
         document, table = read_files(layout, document, columns)
         if document.closed:

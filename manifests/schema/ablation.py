@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from random import Random
 from typing import Any, ClassVar, Literal
 
@@ -160,9 +161,9 @@ class Blend:
                 )
 
     def _check_number(self, what: str, view: str, value: float) -> None:
-        if not value > 0:
+        if not (isinstance(value, Real) and value > 0):
             raise ValueError(
-                f"blend {self.name!r}: {what} of {view!r} is {value}; it must be above 0"
+                f"blend {self.name!r}: {what} of {view!r} is {value!r}; it must be above 0"
             )
 
     def _check_names(self, key: str, names: Iterable[str]) -> None:

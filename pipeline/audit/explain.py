@@ -24,7 +24,7 @@ from clipmill.manifests.schema import Source
 from clipmill.manifests.text import printable
 from clipmill.pipeline.audit.consent import signals_reader
 from clipmill.pipeline.audit.counts import recipe_of_pool
-from clipmill.pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
+from clipmill.pipeline.audit.purge import HEX, PURGED, purge_line, purges_of_name, purges_of_uid
 from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.sources import pairs_of_record, reads_records, source_files
 from clipmill.pipeline.planning.plan_files import is_planned, rows_of_shard
@@ -235,6 +235,8 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     matches += _attempted_matches(commits, name, others.tolist())
     if not matches:
         matches = list(_waiting_matches(commits.layout, name))
+    if not matches and name != name.lower() and HEX["uid"].fullmatch(name.lower()):
+        return explain_row(pool, name.lower())
     if not matches and (purges := purges_of_name(commits.layout, name)):
         return {"purged": purges}
     if not matches:

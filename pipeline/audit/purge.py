@@ -52,6 +52,7 @@ from clipmill.manifests.layout import (
 )
 from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
+from clipmill.manifests.text import valid_text
 from clipmill.pipeline.archives.urls import ascii_host, resolve, trimmed
 from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
 from clipmill.pipeline.audit.row_index import locate
@@ -66,6 +67,7 @@ from clipmill.pipeline.pool.shard_writer import (
     staged_file,
 )
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
+from clipmill.pipeline.table_files import text_lines
 
 # --------------------------------------------------------------------------------------------------
 # Removes rows from the files of a pool. What stays of a row is its uid and its key, as a
@@ -623,26 +625,42 @@ def read_criteria(words: Iterable[str]) -> dict[str, set[str]]:
     """{kind: values} of KIND=VALUE words, and of files of such lines. ValueError for others."""
     criteria: dict[str, set[str]] = {}
     for word in words:
-        kind, equals, value = word.partition("=")
-        if not (equals and kind in KINDS) and Path(word).is_file():
-            lines = [line.strip() for line in Path(word).read_text().splitlines()]
-            from_file = read_criteria(line for line in lines if line and line[0] != "#")
-            for other, values in from_file.items():
-                criteria.setdefault(other, set()).update(values)
-            continue
-        value = compared_host(f"//{value}") if kind == "domain" else value
-        if kind not in KINDS or not value:
-            raise ValueError(
-                f"{word}: write url=URL, domain=HOST, sha256=HEX or uid=HEX, or name a "
-                "file of such lines"
-            )
-        if kind in HEX:
-            value = value.lower()
-        if kind in HEX and not HEX[kind].fullmatch(value):
-            digits = 64 if kind == "sha256" else 32
-            raise ValueError(f"{word}: a {kind} has {digits} hex digits")
-        criteria.setdefault(kind, set()).add(value)
+        kind, equals, _ = word.partition("=")
+        is_file = not (equals and kind in KINDS) and Path(word).is_file()
+        for number, line in enumerate(text_lines(word) if is_file else [word], 1):
+            if is_file and (not line.strip() or line.lstrip()[0] == "#"):
+                continue
+            try:
+                kind, value = _criterion(line.strip() if is_file else line)
+            except ValueError as error:
+                where = f"{word}, line {number}: " if is_file else ""
+                raise ValueError(f"{where}{error}") from None
+            criteria.setdefault(kind, set()).add(value)
     return criteria
+
+
+def _criterion(word: str) -> tuple[str, str]:
+    """(kind, value) of a KIND=VALUE word."""
+    if valid_text(word) != word:
+        raise ValueError("it is no text in UTF-8; write a line for each row that shall go")
+    kind, _, value = word.partition("=")
+    if kind == "domain" and re.search(r"[/\\*]", value):
+        raise ValueError(
+            f"{word}: a domain is the name of a host, such as example.com, and means all names "
+            "below it too"
+        )
+    value = compared_host(f"//{value}") if kind == "domain" else value
+    if kind not in KINDS or not value:
+        raise ValueError(
+            f"{word}: write url=URL, domain=HOST, sha256=HEX or uid=HEX, or name a file of such "
+            "lines"
+        )
+    if kind in HEX:
+        value = value.lower()
+    if kind in HEX and not HEX[kind].fullmatch(value):
+        digits = 64 if kind == "sha256" else 32
+        raise ValueError(f"{word}: a {kind} has {digits} hex digits")
+    return kind, value
 
 
 def purge_rows(

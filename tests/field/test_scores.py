@@ -266,7 +266,7 @@ ROWS = [
         says="or a folder of such files but .npy",
     ),
     Row(
-        source="duckdb/duckdb-web#130",
+        source="HXLStandard/hxl-proxy#178",
         why="semicolons: no option of the filter that it does not have is named",
         files={"t.csv": csv("0.5", "0.25").replace(",", ";")},
         says="its first line must name its columns, with commas between them",

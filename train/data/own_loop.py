@@ -31,6 +31,7 @@ from torch.utils.data import default_collate
 
 from clipmill.manifests.arrays import Integers, Pixels
 from clipmill.manifests.clip_tokenizer import CONTEXT
+from clipmill.manifests.pool import names_of
 from clipmill.manifests.schema import Blend
 from clipmill.train import config, transforms
 from clipmill.train.data import damage, loader
@@ -141,7 +142,7 @@ class Loader:
             height_width=size if isinstance(size, tuple) else (size, size),
             context_length=1 if tokenizer is not None else context,
         )
-        self._transform, self._tokenizer, self._columns = transform, tokenizer, tuple(columns)
+        self._transform, self._tokenizer, self._columns = transform, tokenizer, names_of(columns)
         self._rank, self._world, self._pin = rank, world, pin_memory
         self._blend = _blend_of(data)
         rows = count_rows(self._blend, with_weights=False)
@@ -169,7 +170,8 @@ class Loader:
         }
         settings |= {} if lanes is None else {"lanes": lanes}
         settings |= {} if crop_min is None else {"crop_min": crop_min}
-        self._config = config.configure(settings)
+        plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
+        self._config = config.configure(plain)
         self._is_endless = epochs is None
         self.step = 0
         self._damaged = self._drawn = 0  # samples of this rank, in this process
@@ -208,6 +210,8 @@ class Loader:
         """Go on after the batch `state["step"] - 1`, on any number of ranks. ValueError for the
         state of another order: other views or weights, batch size or seed.
         """
+        if lacking := {"step", "order"} - state.keys():
+            raise ValueError(f"this is no state of a Loader: it has no {min(lacking)!r}")
         here = self._opened().order.identity()
         there, step = state["order"], int(state["step"])
         if changed := [name for name in {**there, **here} if there.get(name) != here.get(name)]:
@@ -295,7 +299,7 @@ class Loader:
             tokens=tokens,
             captions=captions,
             keys=batch.keys,
-            columns=batch.columns.select(list(self._columns)),
+            columns=batch.columns.select(self._columns),
             damaged=batch.damaged_samples,
         )
 
@@ -364,6 +368,11 @@ def _blend_of(data: str | os.PathLike[str] | Mapping[str, float] | Blend) -> Ble
         blend = data
     elif isinstance(data, Mapping):
         blend = blend_of_views(data)
+    elif not isinstance(data, (str, os.PathLike)):
+        raise ValueError(
+            f"the data are a {type(data).__name__}; give POOL/VIEW, {{POOL/VIEW: weight}} or the "
+            "file of a blend"
+        )
     else:
         path = os.fspath(data)
         blend = read_blend(path) if path.endswith(MANIFESTS) else blend_of_views({path: 1.0})
