@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from clipmill import ROOT
 from clipmill.manifests import console, disk, ray_runtime
@@ -40,8 +40,31 @@ from clipmill.verdict.rounds import ReadRun, Rounds, replay
 # One run: train it on one rank or several, and evaluate it; in a child process or a Ray task.
 
 
-Json = dict[str, Any]
 logger = logging.getLogger(__name__)
+
+
+class Request(TypedDict, total=False):
+    """A run as plain JSON values: one that is trained has a blend, another one a model."""
+
+    out: str
+    ranks: int
+    spread: bool  # the ranks are workers of Ray Train, on any machines of the cluster
+    tasks: list[dict[str, Any]]
+    threads: int  # of all ranks together
+    blend: dict[str, Any]
+    config: dict[str, Any]
+    model: str
+    device: str
+    tokenizer: str
+
+
+class Answer(TypedDict, total=False):
+    """What became of a run: its metrics by task, or an error."""
+
+    metrics: dict[str, Metrics]
+    error: str
+    refused: bool  # a ValueError: a second attempt would end in the same way
+    seconds: float
 
 
 class RankFailed(RuntimeError):
@@ -50,13 +73,9 @@ class RankFailed(RuntimeError):
 
 def request_of(
     run: WorkRun, tasks: Sequence[TaskSpec], threads: int, *, spread: bool = False
-) -> Json:
-    """A run as plain JSON values, for `train_and_evaluate`.
-
-    `threads` are those of all its ranks together. With `spread` the ranks are workers of Ray Train,
-    on any machines of the cluster.
-    """
-    request: Json = {
+) -> Request:
+    """A run for `train_and_evaluate`."""
+    request: Request = {
         "out": run.out,
         "ranks": run.ranks,
         "spread": spread,
@@ -68,18 +87,14 @@ def request_of(
     return {**request, "blend": disk.to_plain(run.blend), "config": disk.to_plain(run.config)}
 
 
-def train_and_evaluate(request: Json) -> Json:
-    """Train and evaluate one run, or evaluate a model; it never raises an Exception.
-
-    The answer is {"metrics": {task: {metric: value}}}, or {"error": text, "refused": bool}, where
-    `refused` marks a ValueError: a second attempt would end in the same way. Both have "seconds".
-    """
+def train_and_evaluate(request: Request) -> Answer:
+    """Train and evaluate one run, or evaluate a model; it never raises an Exception."""
     started = time.monotonic()
     answer = _answer(request)
     return {**answer, "seconds": time.monotonic() - started}
 
 
-def _answer(request: Json) -> Json:
+def _answer(request: Request) -> Answer:
     import torch
 
     torch.set_num_threads(request["threads"])
@@ -95,19 +110,19 @@ def _answer(request: Json) -> Json:
         return _error(error)
 
 
-def _error(error: Exception) -> Json:
+def _error(error: Exception) -> Answer:
     name = "" if isinstance(error, RankFailed) else f"{type(error).__name__}: "
     return {"error": f"{name}{error}", "refused": isinstance(error, ValueError)}
 
 
-def _train(request: Json) -> None:
+def _train(request: Request) -> None:
     from clipmill.train.trainer import loop
 
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
 
 
-def evaluate_it(request: Json) -> Json:
+def evaluate_it(request: Request) -> dict[str, Metrics]:
     """The metrics of a trained run or of a model that exists, by task. Its predictions are written,
     and model.json of a model.
     """
@@ -123,7 +138,7 @@ def evaluate_it(request: Json) -> Json:
         config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
         source, device, tokenizer = request["out"], config.device, config.tokenizer
         weights = checkpoint.hashes_of(source)
-    metrics: Json = evaluate(
+    metrics: dict[str, Metrics] = evaluate(
         checkpoint.load_weights(source)[0],
         tasks,
         layout.predictions,
@@ -139,7 +154,7 @@ def evaluate_it(request: Json) -> Json:
 # --- several ranks --------------------------------------------------------------------------------
 
 
-def _train_on_ranks(request: Json) -> None:
+def _train_on_ranks(request: Request) -> None:
     """Train as processes of this machine. ValueError or RankFailed with the message of a rank."""
     from clipmill.train.parallel import process_group
 
@@ -186,7 +201,7 @@ def train_as_rank(path: str) -> int:
     return 0
 
 
-def _train_on_cluster(request: Json) -> None:
+def _train_on_cluster(request: Request) -> None:
     """Train as workers of Ray Train, inside a task of the same cluster."""
     from clipmill.train.parallel import ray_train
 
@@ -202,13 +217,13 @@ def _train_as_ray_worker(arguments: list[str]) -> int:
     return 0
 
 
-def _evaluate_on_cluster(request: Json) -> Json:
+def _evaluate_on_cluster(request: Request) -> dict[str, Metrics]:
     """Evaluate in a task that has a GPU of its own, where the cluster has GPUs."""
     import ray
 
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     task = ray.remote(evaluate_it).options(num_cpus=1, num_gpus=gpus)
-    metrics: Json = ray.get(task.remote(request))
+    metrics: dict[str, Metrics] = ray.get(task.remote(request))
     return metrics
 
 
@@ -403,14 +418,14 @@ def run_name(run: WorkRun) -> str:
     return wording.run_name(run.arm, run.seed)
 
 
-def _outcome(run: WorkRun, answer: Json, seconds: float) -> Outcome:
+def _outcome(run: WorkRun, answer: Answer, seconds: float) -> Outcome:
     """`seconds`, with the time in a queue of Ray, count where the answer has none."""
     error = answer.get("error", "")
     seconds = answer.get("seconds", seconds)
     return Outcome(run=run, metrics=answer.get("metrics"), error=error, seconds=seconds)
 
 
-def _needs_retry(answer: Json, attempts: int) -> bool:
+def _needs_retry(answer: Answer, attempts: int) -> bool:
     return "metrics" not in answer and not answer.get("refused") and attempts < ATTEMPTS
 
 
@@ -450,7 +465,7 @@ class Child:
         self._closed = False
         self._starting = threading.Lock()
 
-    def ask(self, request: Json) -> Json:
+    def ask(self, request: Request) -> Answer:
         """The answer of `train_and_evaluate`, or {"error": …} if the process died over it."""
         with self._starting:
             if self._closed:
@@ -468,7 +483,7 @@ class Child:
         if not line.endswith("\n"):
             code = self.process.wait()
             return {"error": f"its process ended with {code} (see {self.log})"}
-        answer: Json = json.loads(line)
+        answer: Answer = json.loads(line)
         return answer
 
     def _start(self) -> None:
@@ -560,7 +575,7 @@ def run_in_children(
                 run = next(waiting, None)
             if run is None:
                 return
-            started, attempts, answer = time.monotonic(), 0, Json()
+            started, attempts, answer = time.monotonic(), 0, Answer()
             while not stopped.is_set() and (attempts == 0 or _needs_retry(answer, attempts)):
                 answer = child.ask(request_of(run, tasks, threads_of(jobs)))
                 attempts += 1
@@ -653,7 +668,7 @@ def _run_ray_tasks(
             report(_outcome(run, answer, time.monotonic() - started[run.out]))
 
 
-def _node_share(ranks: int, jobs: int, nodes: Sequence[Json]) -> tuple[int, int]:
+def _node_share(ranks: int, jobs: int, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """CPUs and GPUs that a run asks of one node: a GPU for each rank where the cluster has GPUs,
     and the share of one of `jobs` runs in the CPUs of the largest node that has these GPUs.
 
@@ -673,7 +688,7 @@ def _node_share(ranks: int, jobs: int, nodes: Sequence[Json]) -> tuple[int, int]
     return threads, gpus
 
 
-def _is_spread(ranks: int, nodes: Sequence[Json]) -> bool:
+def _is_spread(ranks: int, nodes: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a run's ranks need several machines. ValueError where the cluster is too small."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     kind = "GPU" if any(each.get("GPU") for each in resources) else "CPU"

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -210,16 +210,33 @@ class Match:
     key: str | None
 
 
-def explain_row(pool: str, name: str) -> dict[str, Any]:
-    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last
-    part of a path).
+class Attempt(TypedDict):
+    """One attempt at a row: its row of the sidecar, its scores and what each view decided."""
 
-    {"uid", "pair": its row of the pairs or None, "origin": the record that it was read from, in
-    words, or None, "attempts": […]}; each attempt has its row of the sidecar, its scores and what
-    each view decided. "purged": when a row that is gone was purged, by which kinds of selectors,
-    and with how many others; that alone if only a purge names what was asked for. If rows of
-    several uids fit: {"name", "matches":
-    [{uid, url, shard, row, key}]}. ValueError if no row fits.
+    shard: str
+    row: int
+    sidecar: dict[str, Any]
+    consent: dict[str, Any] | None  # None where it is not stored, or the recipe is damaged
+    scores: dict[str, dict[str, Any]]
+    views: dict[str, dict[str, Any]]
+
+
+class RowHistory(TypedDict, total=False):
+    """What became of one row; `purged` alone if only a purge names what was asked for, and `name`
+    and `matches` if rows of several uids fit."""
+
+    uid: str
+    pair: dict[str, Any] | None  # its row of the pairs
+    origin: str | None  # the record that it was read from, in words
+    attempts: list[Attempt]
+    purged: list[dict[str, Any]]  # when, by which kinds of selectors, and with how many others
+    name: str
+    matches: list[dict[str, Any]]  # uid, url, shard, row, key
+
+
+def explain_row(pool: str, name: str) -> RowHistory:
+    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last
+    part of a path). ValueError if no row fits.
     """
     commits = read_commits(pool)
     located = locate(commits, name)
@@ -259,7 +276,7 @@ def explain_row(pool: str, name: str) -> dict[str, Any]:
     }
 
 
-def _is_purged(attempts: Iterable[Mapping[str, Any]]) -> bool:
+def _is_purged(attempts: Iterable[Attempt]) -> bool:
     """Whether the row is a tombstone. A row that waits for its first attempt has none."""
     return any(attempt["sidecar"]["reason"] == PURGED for attempt in attempts)
 
@@ -338,7 +355,7 @@ def _pair(layout: PoolLayout, match: Match) -> dict[str, Any] | None:
 # --- what is known of a row -----------------------------------------------------------------------
 
 
-def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
+def _attempt(commits: Commits, match: Match) -> Attempt:
     pool, shard = Pool(commits), match.shard
     assert shard is not None
     rows = {"": pool.read(shard, None).slice(match.row, 1)}
