@@ -43,7 +43,7 @@ from clipmill.manifests.layout import (
 # is damage, named with its remedy.
 
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 REPEATED_COLUMNS = (*REPEATED_FIELDS, "version", "revision", "fence", "reasons.key_value.key")
 TRIES = 5  # of a reader while a writer replaces files
 
@@ -89,10 +89,11 @@ def read_index_document(layout: PoolLayout) -> IndexDocument | None:
     if not isinstance(plain, dict):
         raise damaged(layout, path, "it is not a JSON object")
     version = plain.get("version")
-    if isinstance(version, int) and version > INDEX_VERSION:
+    if isinstance(version, int) and version != INDEX_VERSION:
+        is_old = version < INDEX_VERSION
+        remedy = f"run clipmill audit reindex {layout}" if is_old else "take a newer one"
         raise ValueError(
-            f"{path} has version {version}; this clipmill reads up to {INDEX_VERSION}: take a "
-            "newer one"
+            f"{path} has version {version}; this clipmill reads {INDEX_VERSION}: {remedy}"
         )
     checksum = plain.pop("checksum", None)
     if checksum != _checksum(plain):

@@ -80,11 +80,14 @@ def test_an_index_json_that_is_none_is_named(pool: str, text: str) -> None:
         read_index_document(PoolLayout(pool))
 
 
-def test_an_index_of_a_newer_program_is_refused(pool: str) -> None:
+@pytest.mark.parametrize(("other", "remedy"), [(1, "take a newer one"), (-1, REINDEX)])
+def test_an_index_of_another_program_is_refused(pool: str, other: int, remedy: str) -> None:
     document = read_index_document(PoolLayout(pool))
     assert document is not None
-    write_document(PoolLayout(pool), dataclasses.replace(document, version=4))
-    with pytest.raises(ValueError, match=r"has version 4; this clipmill reads up to 3"):
+    known = document.version
+    write_document(PoolLayout(pool), dataclasses.replace(document, version=known + other))
+    said = rf"has version {known + other}; this clipmill reads {known}: {remedy}"
+    with pytest.raises(ValueError, match=said):
         read_index_document(PoolLayout(pool))
 
 
