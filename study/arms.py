@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -23,7 +24,13 @@ from clipmill.manifests.layout import (
     random_view_name,
 )
 from clipmill.manifests.metrics import Metrics
-from clipmill.manifests.records import RunIdentity, ViewDocument, read_document
+from clipmill.manifests.records import (
+    CheckpointRecord,
+    RunIdentity,
+    RunRecord,
+    ViewDocument,
+    read_document,
+)
 from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
 from clipmill.train.evaluation.tasks import saved_metrics
@@ -667,22 +674,20 @@ def _saved_identity(run: Run) -> RunIdentity | None:
     """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
     layout = RunLayout(run.out)
     if disk.exists(layout.run_json):
-        identity: RunIdentity = disk.read_json(layout.run_json)["identity"]
-        return identity
+        return read_document(layout.run_json, RunRecord).identity
     steps = [name for name in disk.list_names(layout.checkpoints) if name.startswith("step-")]
     for name in sorted(steps, key=lambda name: int(name.removeprefix("step-")), reverse=True):
         state = disk.join(layout.checkpoints, name, "state.json")
         if disk.exists(state):
-            checkpoint: RunIdentity = disk.read_json(state)["identity"]
-            return checkpoint
+            with contextlib.suppress(ValueError):  # it is damaged: the run names it when it resumes
+                return read_document(state, CheckpointRecord).identity
     return None
 
 
 def _export(run: Run) -> dict[str, str]:
     """sha256 of each exported file of a finished run, as it was written down."""
     path = RunLayout(run.out).run_json
-    export: dict[str, str] = disk.read_json(path)["export"] if disk.exists(path) else {}
-    return export
+    return read_document(path, RunRecord).export if disk.exists(path) else {}
 
 
 def stale_because(run: WorkRun) -> list[str]:

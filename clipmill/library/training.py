@@ -378,7 +378,7 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     if not disk.exists(RunLayout(run).run_json):
         logger.info("%s has no run.json: its training pools are not known or searched", run)
         return
-    blend = disk.read_json(RunLayout(run).run_json)["blend"]
+    blend = read_document(RunLayout(run).run_json, RunRecord).blend
     pools = []
     for pool in blend["pools"].values():
         if disk.exists(PoolLayout(pool).shards):

@@ -870,9 +870,15 @@ def evaluate(
 
 
 def _check_replaceable(path: str) -> None:
-    """ValueError where a file that is no predictions has their name: the task's own data, say."""
+    """ValueError where a file that is no predictions has their name: the task's own data, say.
+
+    A damaged Parquet file is nobody's data: it is replaced, and said.
+    """
     try:
         is_ours = not disk.exists(path) or "metrics" in disk.read_metadata(path)
+    except disk.DamagedTable as error:
+        is_ours = disk.read_bytes(path, 0, 4) in (b"", b"PAR1")
+        logger.info("%s%s", error, ": it is made anew" if is_ours else "")
     except (ValueError, OSError):
         is_ours = False
     if not is_ours:

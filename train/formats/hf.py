@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -22,6 +22,7 @@ from clipmill.train.formats.open_clip_files import (
     TOKENIZER_FILES,
     from_open_clip,
     head_count,
+    in_file,
     open_clip_config,
     read_state,
     stored_parts,
@@ -37,8 +38,10 @@ from clipmill.train.model.open_clip_model import AnyModel, build_model, hf_token
 # vocabulary.
 
 
+T = TypeVar("T")
 CLIP_VOCABULARY = 49_408  # tokens, with start and end as the last two
 START, END = "<|startoftext|>", "<|endoftext|>"
+NEARLY = 0.01  # of CLIP's tokens: a vocabulary that differs in fewer is meant to be the same
 
 
 def save_tokenizer(folder: str, context_length: int) -> bool:
@@ -72,19 +75,34 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
             told = "%s has no tokenizer: captions get CLIP's %d tokens, of a vocabulary of %d"
             logger.warning(told, folder, CLIP_VOCABULARY, vocab_size)
         return False
-    files = ("tokenizer_config.json", "vocab.json", "tokenizer.json", "added_tokens.json")
-    settings, vocab, whole, added = (
-        disk.read_json(disk.join(folder, name)) if name in names else {} for name in files
-    )
-    more = [*whole.get("added_tokens", ()), *settings.get("added_tokens_decoder", {}).values()]
-    added = {*added, *(each["content"] for each in more)}
-    kind = str(settings.get("tokenizer_class") or "CLIPTokenizer")
-    vocabularies = [each for each in (vocab, whole.get("model", {}).get("vocab")) if each]
+
+    def read(name: str, values: Callable[[Mapping[str, Any]], T]) -> T:
+        path = disk.join(folder, name)
+        with in_file(path):
+            return values(dict(disk.read_json(path) if name in names else {}))
+
+    kind, more = read("tokenizer_config.json", lambda settings: (
+        str(settings.get("tokenizer_class") or "CLIPTokenizer"),
+        {each["content"] for each in settings.get("added_tokens_decoder", {}).values()},
+    ))  # fmt: skip
+    vocab, added = read("vocab.json", dict), read("added_tokens.json", set)
+    whole, others = read("tokenizer.json", lambda document: (
+        document.get("model", {}).get("vocab"),
+        {each["content"] for each in document.get("added_tokens", ())},
+    ))  # fmt: skip
+    added |= more | others
+    vocabularies = [each for each in (vocab, whole) if each]
     try:
         clip = _vocabulary(simple_tokenizer()())
     except ImportError:
         return vocab_size != CLIP_VOCABULARY
     is_clip = all(vocabulary == clip for vocabulary in vocabularies) and bool(vocabularies)
+    for vocabulary in vocabularies:
+        numbers = vocabulary if isinstance(vocabulary, dict) else {}  # others have a list
+        different = sum(clip.get(word) != number for word, number in numbers.items())
+        if 0 < different <= NEARLY * len(clip):
+            told = "%s: its vocabulary differs from CLIP's in %d of %d tokens: is a file damaged?"
+            logger.warning(told, folder, different, len(clip))
     return not (is_clip and added <= set(clip) and kind.startswith("CLIPTokenizer"))
 
 
@@ -358,15 +376,20 @@ def load_hf(folder: str) -> AnyModel:
         raise ValueError(
             f"{folder} has no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
         )
-    document = disk.read_json(disk.join(folder, CONFIG_FILE))
-    text = _tower(document, "text_config")
-    end, vocabulary = text["eos_token_id"], text["vocab_size"]
-    own = document.get("model_type") == "clip" and _has_own_tokenizer(folder, vocabulary)
+    path, weights_file = disk.join(folder, CONFIG_FILE), disk.join(folder, weights_files[0])
+    with in_file(path):
+        document = disk.read_json(path)
+        text = _tower(document, "text_config")
+        end, vocabulary = text["eos_token_id"], text["vocab_size"]
+        document = {**document, "text_config_dict": {**text, "eos_token_id": 2}}
+        model_config_of_hf(document)
+    own = _has_own_tokenizer(folder, vocabulary)
     highest = {2, vocabulary - 1} if own else {2, vocabulary - 1, CLIP_VOCABULARY - 1}
-    config = model_config_of_hf(
-        {**document, "text_config_dict": {**text, "eos_token_id": 2}}, _preprocessing(folder)
-    )
-    weights = from_hf(read_state(disk.join(folder, weights_files[0])), config)
+    preprocess_file, preprocess = _preprocessing(folder)
+    with in_file(preprocess_file):
+        config = model_config_of_hf(document, preprocess)
+    with in_file(weights_file):
+        weights = from_hf(read_state(weights_file), config)
     if not own and end in highest:
         model: AnyModel = CLIP(config)
         model.load_state_dict(weights)
@@ -403,13 +426,13 @@ def _refuse_highest_padding(config: OpenClipConfig) -> None:
         )
 
 
-def _preprocessing(folder: str) -> dict[str, Any]:
+def _preprocessing(folder: str) -> tuple[str, dict[str, Any]]:
     """`preprocessor_config.json`, or the part of `processor_config.json`, which newer versions of
-    transformers read first; {} where there is neither.
+    transformers read first, and its file; {} where there is neither.
     """
-    plain, whole = (
-        disk.read_json(disk.join(folder, name)) if disk.exists(disk.join(folder, name)) else {}
-        for name in (PREPROCESS_FILE, PROCESSOR_FILE)
-    )
-    document: dict[str, Any] = whole.get("image_processor") or plain
-    return document
+    plain, whole = (disk.join(folder, name) for name in (PREPROCESS_FILE, PROCESSOR_FILE))
+    with in_file(whole):
+        part = disk.read_json(whole).get("image_processor") if disk.exists(whole) else None
+    if part:
+        return whole, part
+    return plain, disk.read_json(plain) if disk.exists(plain) else {}

@@ -109,8 +109,12 @@ def _read_model(source: str) -> AnyModel:
     if disk.exists(disk.join(folder, ADAPTER)):
         raise ValueError(f"{folder} has {AN_ADAPTER}")
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
+        parent, _, name = folder.rpartition("/")
+        if name == "export":
+            _check_export(RunLayout(parent or "."))
         return open_clip_files.load_export(folder)
     if disk.exists(run.run_json):
+        _check_export(run)
         return open_clip_files.load_export(run.export)
     if disk.exists(disk.join(folder, hf.CONFIG_FILE)):
         return hf.load_hf(folder)
@@ -142,6 +146,22 @@ def _read_model(source: str) -> AnyModel:
         f"{folder} {reason}: give a finished run, a folder with {open_clip_files.CONFIG_FILE} or"
         f" {hf.CONFIG_FILE}, or a name such as {EXAMPLE}"
     )
+
+
+def _check_export(run: RunLayout) -> None:
+    """ValueError where an exported file of a finished run has other bytes than the run wrote."""
+    if not disk.exists(run.run_json):
+        return
+    with open_clip_files.in_file(run.run_json):
+        export = dict(disk.read_json(run.run_json).get("export", {}))
+    for name, sha256 in export.items():
+        path = disk.join(run.export, name)
+        if disk.exists(path) and disk.sha256_of(path) != sha256:
+            raise ValueError(
+                f"{path} was damaged or changed: its sha256 is not the one in {run.run_json}; get "
+                "the run again, or copy its export to another folder and name that to use it as "
+                "it is"
+            )
 
 
 def _folders_with_model(folder: str, names: list[str]) -> Iterator[str]:

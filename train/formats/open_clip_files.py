@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
 import logging
@@ -255,6 +256,23 @@ def _remedy(name: str, shape: Sequence[int], config: ModelConfig) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def in_file(path: str) -> Iterator[None]:
+    """What is wrong with the content of a file, as a ValueError that names it: also where code that
+    expects values of other kinds meets it.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as e:
+        is_value = isinstance(e, ValueError)
+        if path in str(e) or ("alloc" in str(e) and not is_value):  # there is too little memory
+            raise
+        reason = " ".join(str(e).split())[:300]
+        if not is_value:
+            reason = f"no model can be made of it ({type(e).__name__}: {reason}); get it again"
+        raise ValueError(f"{path}: {reason}") from e
+
+
 def read_state(path: str) -> dict[str, Tensor]:
     """The tensors by name of a .safetensors file, of one that torch saved (.bin, .pt, .pth), or of
     all files of an index of shards: below `state_dict` or another key, and without what is beside
@@ -453,24 +471,29 @@ def load_export(folder: str) -> AnyModel:
     files = export_files(folder)
     if not files:
         raise ValueError(f"{folder} has no open_clip model ({CONFIG_FILE} and {WEIGHTS_FILE})")
-    settings = disk.read_json(disk.join(folder, CONFIG_FILE))
-    if "model_cfg" not in settings:
-        raise ValueError(f"{disk.join(folder, CONFIG_FILE)} has no model_cfg")
+    path, weights = disk.join(folder, CONFIG_FILE), disk.join(folder, files[0])
+    settings = disk.read_json(path)
+    if not isinstance(settings, dict) or "model_cfg" not in settings:
+        raise ValueError(f"{path} has no model_cfg")
     has_files = disk.exists(disk.join(folder, TOKENIZER_FILE))
-    if not has_files and tokenizer_name(folder) and "tokenizer.json" in disk.list_names(folder):
+    with in_file(path):
+        named = tokenizer_name(folder)
+    if not has_files and named and "tokenizer.json" in disk.list_names(folder):
         raise ValueError(
             f"{folder} has tokenizer.json without {TOKENIZER_FILE}, which says how texts are "
             "padded; copy that beside it, as tokenizer.save_pretrained writes both"
         )
-    config = model_of_settings(
-        settings["model_cfg"],
-        settings.get("preprocess_cfg"),
-        folder,
-        folder=folder if has_files else None,
-    )
-    model = build_model(config)
-    state = read_state(disk.join(folder, files[0]))
-    if isinstance(config, ModelConfig):
-        state = with_positions(plain_names(state), config, folder)
-    model.load_state_dict(from_open_clip(state, config))
+    with in_file(path):
+        config = model_of_settings(
+            settings["model_cfg"],
+            settings.get("preprocess_cfg"),
+            folder,
+            folder=folder if has_files else None,
+        )
+        model = build_model(config)
+    with in_file(weights):
+        state = read_state(weights)
+        if isinstance(config, ModelConfig):
+            state = with_positions(plain_names(state), config, folder)
+        model.load_state_dict(from_open_clip(state, config))
     return model

@@ -14,6 +14,7 @@ import copy
 import functools
 import json
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,8 @@ NOISE = 6  # what the random numbers are for (clip.py has 5)
 PREFIX = "open_clip."  # of the parameters' names, before open_clip's own
 BLOCK = re.compile(r"Block|Layer|Bottleneck")  # in the class names of a tower's blocks
 COUNTED = 2  # samples of the step that is counted: BatchNorm takes no single one
+
+logger = logging.getLogger(__name__)
 
 
 class OpenClipModel(nn.Module):
@@ -403,7 +406,11 @@ def _tokenizer_of(config: ModelConfig | OpenClipConfig) -> Any:
         return _clip_tokenizer(config.context_length, config.clean)
     rest = {**config.text.get("tokenizer_kwargs", {})}
     rest["tokenizer_mode"] = config.text.get("tokenizer_mode")
-    return _own_tokenizer(config.name, config.tokenizer, config.context_length, json.dumps(rest))
+    made = _own_tokenizer(config.name, config.tokenizer, config.context_length, json.dumps(rest))
+    if "hf_model_name" not in config.text and (size := len(made.tokenizer)) != config.vocab_size:
+        told = "%s: its tokenizer has %d tokens, the model's table %d"
+        _say_once(told % (config.tokenizer, size, config.vocab_size))
+    return made
 
 
 @functools.lru_cache(maxsize=4)
@@ -416,13 +423,51 @@ def _own_tokenizer(model: str, name: str, context_length: int, rest: str) -> Any
     try:
         made = tokenizers().HFTokenizer(name, context_length=context_length, **json.loads(rest))
         made(["a word"])
+        _check_vocabulary(made.tokenizer)
     except Exception as error:  # of transformers, of the hub and its client
+        reason, remedy = _line(error), "get its files again"
+        if os.path.isdir(name):
+            reason = _damaged_file(name) or f"{reason} (it has {', '.join(disk.list_names(name))})"
+        else:
+            remedy = (
+                "put its files into a folder and name that in a configuration of your own, "
+                "model=FILE.json, as text_cfg.hf_tokenizer_name"
+            )
         raise ValueError(
             f"{model} reads captions with the tokenizer {name}, which cannot be loaded: "
-            f"{_line(error)}; put its files into a folder and name that in a configuration of your "
-            "own, model=FILE.json, as text_cfg.hf_tokenizer_name"
+            f"{reason}; {remedy}"
         ) from error
     return made
+
+
+def _check_vocabulary(tokenizer: Any) -> None:
+    """ValueError for a vocabulary that transformers reads and no tokenizer has: without a word, as
+    where its file is missing, and with two words of one number.
+    """
+    numbers = tokenizer.get_vocab()
+    if not numbers.keys() - set(tokenizer.all_special_tokens):
+        raise ValueError("it has no words, only special tokens: its vocabulary is missing or empty")
+    words = {number: word for word, number in numbers.items()}
+    for word, number in numbers.items():
+        if words[number] != word:
+            raise ValueError(f"{word!r} and {words[number]!r} have one number, {number}")
+
+
+def _damaged_file(folder: str) -> str | None:
+    """What is wrong with a JSON file of a folder that holds no object."""
+    for name in disk.list_names(folder, ".json"):
+        path = disk.join(folder, name)
+        try:
+            if not isinstance(disk.read_json(path), dict):
+                return f"{path} has no keys with values"
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logger.info("%s", text)
 
 
 # --- operations and memory ------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from clipmill.manifests import disk, waits
 from clipmill.manifests.layout import RunLayout
-from clipmill.manifests.records import CheckpointRecord, read_document
+from clipmill.manifests.records import CheckpointRecord, RunIdentity, read_document
 from clipmill.train.config import TrainConfig, model_config
 from clipmill.train.formats import model_files
 from clipmill.train.formats.model_files import load_model
@@ -119,7 +119,7 @@ def publish(run: str, source: str, record: CheckpointRecord, keep: int = KEEP) -
     """
     step = record.step
     folder = RunLayout(run).checkpoint(step)
-    disk.write_json(disk.join(source, STATE_FILE), record)
+    disk.write_json(disk.join(source, STATE_FILE), record, sealed=True)
     if source != folder:
         target = disk.local_path(folder)
         if target.exists():  # left by an earlier try, damaged or from before a fall-back
@@ -196,8 +196,11 @@ def clean(run: str) -> None:
 
 
 def _check(folder: str) -> tuple[CheckpointRecord, dict[str, bytes]]:
-    """state.json and the bytes of its files ({} for shards). ValueError where a hash differs."""
+    """state.json and the bytes of its files ({} for shards). ValueError where a hash differs, and
+    where it is of another step than its folder."""
     record = read_document(disk.join(folder, STATE_FILE), CheckpointRecord)
+    if folder.rpartition("-")[2] != str(record.step):
+        raise ValueError(f"{STATE_FILE} is of step {record.step}")
     data = {}
     for name, expected in record.sha256.items():
         if record.layout is not None:
@@ -495,8 +498,8 @@ def hashes_of(source: str, average_last: int | None = None) -> dict[str, str]:
 def mean_of_last(run: str, count: int) -> tuple[AnyModel, tuple[int, ...]]:
     """A model with the mean of the weights of the last `count` checkpoints, and their steps.
 
-    The sum is made in fp32, oldest first. ValueError for fewer checkpoints, for a damaged one and
-    for a model whose running statistics are no mean of others.
+    The sum is made in fp32, oldest first. ValueError for fewer checkpoints, for a damaged one,
+    for those of different runs, and for a model whose running statistics are no mean of others.
     """
     if count < 1:
         raise ValueError(f"the number of checkpoints to average is {count}; it must be at least 1")
@@ -507,9 +510,13 @@ def mean_of_last(run: str, count: int) -> tuple[AnyModel, tuple[int, ...]]:
             "is trained with --set checkpoint_every=N keep_checkpoints=K"
         )
     model: AnyModel | None = None
+    identity: RunIdentity | None = None
     total: dict[str, Tensor] = {}
     for step in steps[-count:]:
         saved = _read(run, step)
+        identity = identity or saved.record.identity
+        if saved.record.identity != identity:
+            raise ValueError(f"{saved.folder} is of another run than the checkpoint before it")
         model = model or _model_of(saved)
         if isinstance(model, OpenClipModel) and model.norms():
             raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import resource
 import time
@@ -27,6 +28,7 @@ from clipmill.train.model.open_clip_model import AnyModel
 from clipmill.train.sizing.device_fit import peak_flops
 
 Values = Mapping[str, float | None]
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -143,18 +145,22 @@ class Logbook:
 
 
 def kept_lines(out: str, step: int) -> list[str]:
-    """Lines of RUN/log.jsonl up to `step`, without an incomplete one; [] where there is no file."""
+    """Lines of RUN/log.jsonl up to `step`; [] where there is no file. Others are left out: the last
+    may be incomplete, and those before it are counted in a warning.
+    """
     path = RunLayout(out).log
     if not disk.exists(path):
         return []
-    kept = []
-    for line in disk.read_bytes(path).decode(errors="replace").splitlines():
+    kept, damaged = [], 0
+    lines = disk.read_bytes(path).decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line)
-        except ValueError:
-            break
-        if values["step"] <= step:
-            kept.append(line)
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, TypeError, LookupError):
+            damaged += number < len(lines)
+    if damaged:
+        logger.warning("%s: %d of %d lines are damaged: left out", path, damaged, len(lines))
     return kept
 
 

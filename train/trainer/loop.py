@@ -809,7 +809,7 @@ def _train(
             },
             export=export,
         )
-        disk.write_json(layout.run_json, record)
+        disk.write_json(layout.run_json, record, sealed=True)
     process_group.barrier(ranks)
     return read_document(layout.run_json, RunRecord)
 

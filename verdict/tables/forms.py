@@ -142,7 +142,7 @@ def frame_of_bytes(data: bytes, table: str | None = None, baseline: str | None =
     if data.startswith(b"PAR1"):
         from pyarrow import BufferReader, parquet
 
-        file = parquet.ParquetFile(BufferReader(data))
+        file = parquet.ParquetFile(BufferReader(data), page_checksum_verification=True)
         if file.schema_arrow.names == SCHEMA.names:
             return _frame_of_arrow(file.read(STUDY_COLUMNS), STUDY_FORM)
         return _frame_of_arrow(file.read(), "Parquet")
