@@ -267,9 +267,10 @@ def in_file(path: str) -> Iterator[None]:
         is_value = isinstance(e, ValueError)
         if path in str(e) or ("alloc" in str(e) and not is_value):  # there is too little memory
             raise
-        reason = " ".join(str(e).split())[:300]
+        reason = " ".join(str(e).split())
         if not is_value:
-            reason = f"no model can be made of it ({type(e).__name__}: {reason}); get it again"
+            kind = type(e).__name__
+            reason = f"no model can be made of it ({kind}: {reason:.300}); get it again"
         raise ValueError(f"{path}: {reason}") from e
 
 
