@@ -18,7 +18,7 @@ import tarfile
 import warnings
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,15 @@ def picture(path: Path, seed: int, size: tuple[int, int] = (52, 19)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     small = np.random.default_rng(seed).integers(0, 255, (5, 11, 3), dtype=np.uint8)
     Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums of two threads differ from those of one in the last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
