@@ -24,13 +24,7 @@ from clipmill.manifests.layout import (
     random_view_name,
 )
 from clipmill.manifests.metrics import Metrics
-from clipmill.manifests.records import (
-    CheckpointRecord,
-    RunIdentity,
-    RunRecord,
-    ViewDocument,
-    read_document,
-)
+from clipmill.manifests.records import RunIdentity, ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
 from clipmill.train.evaluation.tasks import saved_metrics
@@ -674,20 +668,30 @@ def _saved_identity(run: Run) -> RunIdentity | None:
     """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
     layout = RunLayout(run.out)
     if disk.exists(layout.run_json):
-        return read_document(layout.run_json, RunRecord).identity
+        return _part(layout.run_json, "identity")
     steps = [name for name in disk.list_names(layout.checkpoints) if name.startswith("step-")]
     for name in sorted(steps, key=lambda name: int(name.removeprefix("step-")), reverse=True):
         state = disk.join(layout.checkpoints, name, "state.json")
         if disk.exists(state):
             with contextlib.suppress(ValueError):  # it is damaged: the run names it when it resumes
-                return read_document(state, CheckpointRecord).identity
+                return _part(state, "identity")
     return None
+
+
+def _part(path: str, name: str) -> Any:
+    """An object in a JSON file that another form of this program may have written. ValueError
+    where there is none.
+    """
+    document = disk.read_json(path)
+    if not isinstance(document, dict) or not isinstance(document.get(name), dict):
+        raise ValueError(f"{path} has no {name!r}; move its folder away to run it again")
+    return document[name]
 
 
 def _export(run: Run) -> dict[str, str]:
     """sha256 of each exported file of a finished run, as it was written down."""
     path = RunLayout(run.out).run_json
-    return read_document(path, RunRecord).export if disk.exists(path) else {}
+    return _part(path, "export") if disk.exists(path) else {}
 
 
 def stale_because(run: WorkRun) -> list[str]:
