@@ -28,6 +28,17 @@ def read_document(path: str | Path, kind: type[T]) -> T:
     return document
 
 
+def read_part(path: str, name: str) -> Any:
+    """An object in a JSON file that another form of this program may have written. ValueError
+    where there is none.
+    """
+    document = disk.read_json(path)
+    part = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(part, dict):
+        raise ValueError(f"{path} has no {name!r}; move its folder away to run it again")
+    return part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
     """What a top(COLUMN, SHARE) of a rule was resolved to."""

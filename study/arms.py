@@ -24,7 +24,7 @@ from clipmill.manifests.layout import (
     random_view_name,
 )
 from clipmill.manifests.metrics import Metrics
-from clipmill.manifests.records import RunIdentity, ViewDocument, read_document
+from clipmill.manifests.records import RunIdentity, ViewDocument, read_document, read_part
 from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
 from clipmill.train.evaluation.tasks import saved_metrics
@@ -575,7 +575,7 @@ def missing_views(blend: Blend) -> list[str]:
     return names
 
 
-def _is_stale_part(pool: str, view: str) -> bool:
+def _is_staleread_part(pool: str, view: str) -> bool:
     """Whether a part was made of a view that has other rules or scores now."""
     layout = PoolLayout(pool)
     path = layout.view_json(view.rpartition(".part-")[0])
@@ -594,7 +594,7 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
         pool, _, view = name.partition("/")
         folder, problem = blend.pools[pool], f"there is no view {name} yet"
         if name not in missing:
-            if ablation.part is None or not _is_stale_part(folder, view):
+            if ablation.part is None or not _is_staleread_part(folder, view):
                 continue
             problem = f"the view {name} is of the rules or the scores as they were before"
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
@@ -668,30 +668,23 @@ def _saved_identity(run: Run) -> RunIdentity | None:
     """The identity in a run's folder: of the finished run, or of its newest checkpoint."""
     layout = RunLayout(run.out)
     if disk.exists(layout.run_json):
-        return _part(layout.run_json, "identity")
+        identity: RunIdentity = read_part(layout.run_json, "identity")
+        return identity
     steps = [name for name in disk.list_names(layout.checkpoints) if name.startswith("step-")]
     for name in sorted(steps, key=lambda name: int(name.removeprefix("step-")), reverse=True):
         state = disk.join(layout.checkpoints, name, "state.json")
         if disk.exists(state):
             with contextlib.suppress(ValueError):  # it is damaged: the run names it when it resumes
-                return _part(state, "identity")
+                checkpoint: RunIdentity = read_part(state, "identity")
+                return checkpoint
     return None
-
-
-def _part(path: str, name: str) -> Any:
-    """An object in a JSON file that another form of this program may have written. ValueError
-    where there is none.
-    """
-    document = disk.read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get(name), dict):
-        raise ValueError(f"{path} has no {name!r}; move its folder away to run it again")
-    return document[name]
 
 
 def _export(run: Run) -> dict[str, str]:
     """sha256 of each exported file of a finished run, as it was written down."""
     path = RunLayout(run.out).run_json
-    return _part(path, "export") if disk.exists(path) else {}
+    export: dict[str, str] = read_part(path, "export") if disk.exists(path) else {}
+    return export
 
 
 def stale_because(run: WorkRun) -> list[str]:

@@ -13,7 +13,7 @@ from clipmill.library.calls import guest
 from clipmill.manifests import console, disk, reader
 from clipmill.manifests.folder_lock import FolderInUse, locked_folder
 from clipmill.manifests.layout import PoolLayout, RunLayout
-from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.records import RunRecord, read_document, read_part
 from clipmill.manifests.schema import Blend, Suite, TaskSpec
 from clipmill.train.config import TrainConfig, check_layout, configure, model_config, plain_changes
 from clipmill.train.data.blends import (
@@ -378,7 +378,7 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     if not disk.exists(RunLayout(run).run_json):
         logger.info("%s has no run.json: its training pools are not known or searched", run)
         return
-    blend = read_document(RunLayout(run).run_json, RunRecord).blend
+    blend = read_part(RunLayout(run).run_json, "blend")
     pools = []
     for pool in blend["pools"].values():
         if disk.exists(PoolLayout(pool).shards):
