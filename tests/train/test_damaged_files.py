@@ -92,15 +92,19 @@ def test_lines_of_a_log_that_are_damaged_are_counted(run, caplog):
 
 
 @pytest.mark.parametrize("name", ["open_clip_model.safetensors", "open_clip_config.json"])
-def test_an_export_that_has_changed_is_not_evaluated(run, evaluate, tmp_path, capsys, name):
+def test_an_export_that_has_changed_is_not_taken_for_the_run_s(
+    run, evaluate, tmp_path, capsys, caplog, name
+):
     out, _ = run
     flip(out / "export" / name, -5)  # in the last tensor; in the closing braces
     if name.endswith(".json"):
         text = (out / "export" / name).read_bytes()
         (out / "export" / name).write_bytes(text[:-5] + b" \n}\n}")
-    for model in (out, out / "export"):
-        assert evaluate(model, "--out", str(tmp_path / "out")) == 2
-        assert f"{out}/export/{name} was damaged or changed" in error_of(capsys)
+    assert evaluate(out, "--out", str(tmp_path / "out")) == 2
+    assert f"{out}/export/{name} was damaged or changed" in error_of(capsys)
+    caplog.clear()
+    assert evaluate(out / "export", "--out", str(tmp_path / "out")) == 0  # a folder as any other
+    assert f"{out}/export/{name} was damaged or changed" in caplog.text
     assert commands.weights([str(out), "--to", str(tmp_path / "weights")]) == 2
     assert f"{name} was damaged or changed" in error_of(capsys)
 

@@ -110,11 +110,14 @@ def _read_model(source: str) -> AnyModel:
         raise ValueError(f"{folder} has {AN_ADAPTER}")
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
         parent, _, name = folder.rpartition("/")
-        if name == "export":
-            _check_export(RunLayout(parent or "."))
+        if name == "export" and (changed := _changed_export(RunLayout(parent or "."))):
+            logger.warning("%s; it is used as it is", changed)
         return open_clip_files.load_export(folder)
     if disk.exists(run.run_json):
-        _check_export(run)
+        if changed := _changed_export(run):
+            raise ValueError(
+                f"{changed}; get the run again, or name {run.export} to use what is there"
+            )
         return open_clip_files.load_export(run.export)
     if disk.exists(disk.join(folder, hf.CONFIG_FILE)):
         return hf.load_hf(folder)
@@ -148,20 +151,19 @@ def _read_model(source: str) -> AnyModel:
     )
 
 
-def _check_export(run: RunLayout) -> None:
-    """ValueError where an exported file of a finished run has other bytes than the run wrote."""
+def _changed_export(run: RunLayout) -> str | None:
+    """What is said of an exported file with other bytes than its finished run wrote; None where
+    there is none.
+    """
     if not disk.exists(run.run_json):
-        return
+        return None
     with open_clip_files.in_file(run.run_json):
         export = dict(disk.read_json(run.run_json).get("export", {}))
     for name, sha256 in export.items():
         path = disk.join(run.export, name)
         if disk.exists(path) and disk.sha256_of(path) != sha256:
-            raise ValueError(
-                f"{path} was damaged or changed: its sha256 is not the one in {run.run_json}; get "
-                "the run again, or copy its export to another folder and name that to use it as "
-                "it is"
-            )
+            return f"{path} was damaged or changed: its sha256 is not the one in {run.run_json}"
+    return None
 
 
 def _folders_with_model(folder: str, names: list[str]) -> Iterator[str]:

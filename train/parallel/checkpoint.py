@@ -473,8 +473,9 @@ def load_weights(source: str, average_last: int | None = None) -> tuple[AnyModel
     if average_last is not None:
         model, steps = mean_of_last(folder, average_last)
         return model, f"the mean of the weights after steps {', '.join(map(str, steps))}"
-    export = RunLayout(folder).export
-    return load_model(export if disk.exists(export) else source), "the exported weights"
+    run = RunLayout(folder)
+    unfinished = disk.exists(run.export) and not disk.exists(run.run_json)
+    return load_model(run.export if unfinished else source), "the exported weights"
 
 
 def hashes_of(source: str, average_last: int | None = None) -> dict[str, str]:
