@@ -339,7 +339,7 @@ def report_lines(report: Report) -> list[str]:
     if report.null_web is not None:
         null = report.null_web
         asked = f"{null.ablation.name}: {null.ablation.question}"
-        lines += ["", asked, *task_table(null, null.primary), null.results.verdict]
+        lines += ["", asked, *task_table(null, null.primary), *null.results.verdict.splitlines()]
     return [*lines, "", *report.gaps, *report.redesigns, *report.results.verdict.splitlines()]
 
 

@@ -199,6 +199,15 @@ def test_the_tables_hold_the_numbers_of_the_page() -> None:
     assert lines[-1] == report.results.verdict
 
 
+def test_each_line_of_the_console_is_one_also_of_the_null_web() -> None:
+    null = sample_report()
+    results = dataclasses.replace(null.results, verdict="No difference.\nMore seeds.")
+    null = dataclasses.replace(null, results=results)
+    lines = report_lines(dataclasses.replace(sample_report(), null_web=null))
+    assert lines[lines.index("No difference.") + 1] == "More seeds."
+    assert not any("\n" in line for line in lines)
+
+
 def test_an_arm_without_a_run_has_dashes() -> None:
     report = sample_report()
     nothing = schema.SeedValues(mean=None, sd=None, values={})
