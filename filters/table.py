@@ -45,7 +45,6 @@ class Table(FilterBase):
 
     name = "table"
     version = 2
-    hashed_keys: ClassVar[bool] = False  # keys are texts of any length, not 32 hex digits
     blank_is_null: ClassVar[bool] = False  # of texts
     adds: ClassVar[dict[str, pa.DataType]] = {}
     paths: tuple[str, ...] | str = field(metadata=PLACE)  # identity() covers what is in them
@@ -59,7 +58,6 @@ class Table(FilterBase):
         if isinstance(self.paths, str):
             self.paths = (self.paths,)
         super().__post_init__()
-        self.hashed_keys = self.on in TEXT_KEYS  # type: ignore[misc]
         for name, form in self.take.items():
             if not COLUMN_NAME.fullmatch(name):
                 raise ValueError(
@@ -72,6 +70,11 @@ class Table(FilterBase):
                 "filter table: lists of uids (.npy) give one column, as in {take: {listed: bool}}, "
                 "and cannot be mixed with other files"
             )
+
+    @property
+    def hashed_keys(self) -> bool:
+        """Whether keys are texts of any length, and not 32 hex digits."""
+        return self.on in TEXT_KEYS
 
     @property
     def of_uid_lists(self) -> bool:

@@ -575,7 +575,7 @@ def missing_views(blend: Blend) -> list[str]:
     return names
 
 
-def _is_staleread_part(pool: str, view: str) -> bool:
+def _is_stale_part(pool: str, view: str) -> bool:
     """Whether a part was made of a view that has other rules or scores now."""
     layout = PoolLayout(pool)
     path = layout.view_json(view.rpartition(".part-")[0])
@@ -594,7 +594,7 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
         pool, _, view = name.partition("/")
         folder, problem = blend.pools[pool], f"there is no view {name} yet"
         if name not in missing:
-            if ablation.part is None or not _is_staleread_part(folder, view):
+            if ablation.part is None or not _is_stale_part(folder, view):
                 continue
             problem = f"the view {name} is of the rules or the scores as they were before"
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
