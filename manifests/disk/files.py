@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -649,8 +650,8 @@ def _connections(path: str) -> dict[str, Any]:
 
 
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
-    """Bytes of an object. FileNotFoundError where there is none; PermissionError where its server
-    answers a range with the whole object."""
+    """Bytes of an object, as many as there are. FileNotFoundError where there is none;
+    PermissionError where its server answers a range with the whole object."""
     from fsspec import AbstractFileSystem
 
     fs, name = filesystem(path)
@@ -660,11 +661,16 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     options = {} if is_own else {"cache_type": "none"}
 
     def attempt() -> bytes:
-        data: bytes = fs.cat_file(name, start=start, end=end, **options)
+        try:
+            data: bytes = fs.cat_file(name, start=start, end=end, **options)
+        except Exception as error:
+            if http_status(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return b""  # behind the end, where a local file has no bytes either
+            raise
         return data
 
     data = retried(attempt, path)
-    if length is not None and len(data) != length:
+    if data and length is not None and len(data) != length:
         is_whole = len(data) > length or (start and len(data) == (info(path) or {}).get("size"))
         if is_whole:
             text = "its server sends whole files and no ranges; copy it to a disk or a store"

@@ -132,6 +132,30 @@ def test_a_committed_object_is_not_overwritten(proxy: FaultyProxy, tmp_path: Pat
     assert len(index_tar(PoolLayout(pool).tar(first))) == 9
 
 
+def test_ranges_of_an_object_are_those_of_a_local_file(proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.fail_at(0, "503")
+    for data in (b"", b"01234"):
+        for path in (name := f"s3://pools/ranges/{len(data)}", tmp_path / "x"):
+            disk.write_bytes(path, data)
+        for start, length in ((0, None), (0, 2), (2, None), (2, 9), (5, None), (5, 2), (7, 1)):
+            expected = disk.read_bytes(tmp_path / "x", start, length)
+            assert disk.read_bytes(name, start, length) == expected, (data, start, length)
+
+
+def test_the_stand_in_of_a_store_keeps_nothing_of_half_an_upload(proxy: FaultyProxy) -> None:
+    import socket
+    from urllib.parse import urlsplit
+
+    proxy.fail_at(0, "503")
+    address = urlsplit(proxy.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        head = b"PUT /pools/half HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+        connection.sendall(head + b"01234")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert files.info("s3://pools/half") is None
+
+
 def test_a_store_that_is_gone_for_seconds_costs_no_shard(proxy: FaultyProxy) -> None:
     pool = "s3://pools/gone"
     proxy.fail_at(0, "503")

@@ -144,6 +144,9 @@ class FaultyProxy:
 
             def do_any(self) -> None:
                 body = read_body(self)
+                if body is None:  # its sender was killed; a store keeps nothing of it
+                    self.close_connection = True
+                    return
                 conditional = "If-None-Match" in self.headers or "If-Match" in self.headers
                 fault = proxy.fault_of(f"{self.command} {self.path}", conditional)
                 if fault == "503":
@@ -192,16 +195,22 @@ class FaultyProxy:
         return response.status, dict(response.getheaders()), data
 
 
-def read_body(handler: BaseHTTPRequestHandler) -> bytes:
-    """The body of a request, of a stated length or in chunks."""
+def read_body(handler: BaseHTTPRequestHandler) -> bytes | None:
+    """The body of a request, of a stated length or in chunks; None where less than it has come."""
     if handler.headers.get("Transfer-Encoding", "").lower() != "chunked":
-        return handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        stated = int(handler.headers.get("Content-Length", 0))
+        data = handler.rfile.read(stated)
+        return data if len(data) == stated else None
     data = b""
-    while size := int(handler.rfile.readline().split(b";")[0], 16):
-        data += handler.rfile.read(size)
-        handler.rfile.readline()
-    handler.rfile.readline()
-    return data
+    while line := handler.rfile.readline():
+        size = int(line.split(b";")[0], 16)
+        chunk = handler.rfile.read(size)
+        if len(chunk) != size or handler.rfile.readline() != b"\r\n":
+            return None
+        data += chunk
+        if not size:
+            return data
+    return None
 
 
 def answer(
