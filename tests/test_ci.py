@@ -31,7 +31,7 @@ def choice(tmp_path: Path, of_path: dict[str, str], of_pyenv: dict[str, str]) ->
         env={"PATH": str(folder), "PYENV_ROOT": str(pyenv)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.replace(str(tmp_path) + "/", "").splitlines()

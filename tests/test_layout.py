@@ -206,7 +206,7 @@ def test_no_two_modules_of_a_unit_import_each_other(package: str) -> None:
 def assert_prints_started(code: str) -> None:
     """Run code in a process of its own, which has imported nothing yet."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.stdout.strip() == "started", done.stderr
 

@@ -43,7 +43,7 @@ def checkout(folder: Path) -> Path:
 def pip(folder: Path, *words: str) -> None:
     """pip of this interpreter, in a folder. Skips without a package index."""
     command = [sys.executable, "-m", "pip", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     if "Max retries exceeded" in done.stderr or "NewConnectionError" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -132,7 +132,7 @@ def run(python: Path, *words: str, cwd: Path | None = None) -> subprocess.Comple
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     return subprocess.run(
         [python.with_name(words[0]), *words[1:]], cwd=cwd or python.parents[2] / "work",
-        env=environment, capture_output=True, text=True, timeout=300,
+        env=environment, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
 

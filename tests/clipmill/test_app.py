@@ -63,7 +63,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
         "from clipmill.__main__ import start; start()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == console.EXIT_MISTAKE
     (line,) = done.stderr.splitlines()
@@ -77,7 +77,7 @@ def test_a_locale_of_ascii_has_all_signs_of_a_verdict() -> None:
         cwd=ROOT,
         env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
         capture_output=True,
-        timeout=300,
+        timeout=900,
         check=True,
     )
     assert "clip30                24    44.6 ± 0.9  +12.1 [+10.6, +13.6]" in done.stdout.decode()

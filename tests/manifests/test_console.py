@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300, **options)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=900, **options)
 
 
 def test_a_mistake_is_one_line_and_status_2_with_its_traceback_on_request(
@@ -214,7 +214,7 @@ def test_what_is_written_to_a_closed_stream_lands_in_no_file(tmp_path: Path, clo
     path = tmp_path / "00000.tar"
     command = f'exec "$0" -c "$1" "$2" {closed}'
     done = subprocess.run(
-        ["sh", "-c", command, sys.executable, CLOSED_STREAMS, str(path)], cwd=ROOT, timeout=300
+        ["sh", "-c", command, sys.executable, CLOSED_STREAMS, str(path)], cwd=ROOT, timeout=900
     )
     assert done.returncode == 3
     assert path.read_bytes() == b"a tar"
@@ -249,7 +249,7 @@ def test_a_reader_that_ends_before_the_command_is_no_traceback(
         process.stdin.write(b"go\n")
         process.stdin.close()
         assert process.stderr.read() == b""
-        assert process.wait(300) == status
+        assert process.wait(900) == status
 
 
 @pytest.mark.parametrize("end", ["sys.exit(main())", "console.end_process(main)"])
@@ -298,7 +298,7 @@ def test_a_current_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     said = "error: the current folder has been removed; change to one that exists\n"
     assert (done.returncode, done.stderr) == (console.EXIT_MISTAKE, said)

@@ -73,14 +73,14 @@ def test_who_waits_for_a_folder_that_is_removed_gets_one_anew(tmp_path: Path) ->
     def wait() -> None:
         with locked_folder(str(lock), "second", wait_s=300):
             held.set()
-            release.wait(300)
+            release.wait(900)
 
     release = threading.Event()
     with locked_folder(str(lock), "first"):
         second = threading.Thread(target=wait)
         second.start()
         time.sleep(0.2)
-    assert held.wait(300)
+    assert held.wait(900)
     with pytest.raises(ValueError, match="in use by second"), locked_folder(str(lock), "third"):
         pass
     release.set()

@@ -76,7 +76,7 @@ def run_alone(python: str, code: str, environment: dict[str, str]) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.stdout.strip() == "done", done.stderr
 

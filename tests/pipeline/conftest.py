@@ -83,7 +83,7 @@ class PictureServer:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._started.wait(300)
+        assert self._started.wait(900)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)

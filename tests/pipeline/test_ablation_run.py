@@ -495,7 +495,7 @@ def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
         os.killpg(parent.pid, number)
     else:
         parent.send_signal(number)
-    output, errors = parent.communicate(timeout=300)
+    output, errors = parent.communicate(timeout=900)
     assert parent.returncode == status
     assert "put away" in output
     lines = errors.split("\n")

@@ -21,7 +21,7 @@ CHROMIUM = (
 DISABLED = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
 FLAGS = [f"--disable-{name}" for name in DISABLED]
 FLAGS += ["--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe"]
-SECONDS = 120.0
+SECONDS = 600.0
 
 
 class Tab:

@@ -25,7 +25,7 @@ from tests.support.s3_server import BUCKET, PROGRAM, s3_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-START_S = 240.0
+START_S = 600.0
 TRIES = 4  # of starting Ray on a machine
 OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -38,7 +38,7 @@ def ray_environment() -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_raylet_start_wait_time_s": "240",
+        "RAY_raylet_start_wait_time_s": "600",
     }
 
 
@@ -71,7 +71,7 @@ class Cluster:
         return self.head.start(command, self.environment, cwd=str(ROOT), log=log)
 
     def submit(
-        self, *words: str, token: bool = True, seconds: float = 300
+        self, *words: str, token: bool = True, seconds: float = 1200
     ) -> subprocess.CompletedProcess[str]:
         """`ray job submit` of these words, on the head."""
         environment = dict(self.environment)

@@ -73,7 +73,7 @@ class CommandServer:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
         try:
-            self._process.wait(300)
+            self._process.wait(900)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

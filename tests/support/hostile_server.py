@@ -125,7 +125,7 @@ class HostileServer:
 
     def __enter__(self) -> HostileServer:
         self._thread.start()
-        assert self._started.wait(300)
+        assert self._started.wait(900)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -86,7 +86,7 @@ class Machine:
         environment: Mapping[str, str],
         *,
         cwd: str | None = None,
-        seconds: float = 300,
+        seconds: float = 1200,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on this machine to its end."""
         return subprocess.run(

@@ -63,7 +63,7 @@ def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
     try:
         yield MemoryGroup(folder)
     finally:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while folder.exists():
             with contextlib.suppress(OSError):  # EBUSY until its last process has ended
                 folder.rmdir()

@@ -50,7 +50,7 @@ def image_links(wat: Path) -> list[tuple[str, str, str]]:
 
 def get(port: int, url: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
     try:
         connection.request(method, parts.path, headers={"Host": parts.netloc})
         answer = connection.getresponse()

@@ -23,7 +23,7 @@ def marked(mark: str, *words: str) -> list[int]:
     return sorted(ids)
 
 
-def wait_for(mark: str, *words: str, count: int = 1, seconds: float = 120) -> list[int]:
+def wait_for(mark: str, *words: str, count: int = 1, seconds: float = 900) -> list[int]:
     """The processes, once there are `count`; AssertionError after so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -66,7 +66,7 @@ def s3_server(folder: Path) -> Iterator[str]:
             url = process.stdout.readline().strip()
             assert url, (folder / "s3_server.log").read_text()
             address = urlsplit(url)
-            connection = http.client.HTTPConnection(address.netloc, timeout=300)
+            connection = http.client.HTTPConnection(address.netloc, timeout=900)
             connection.request("PUT", f"/{BUCKET}")
             assert connection.getresponse().status in (200, 409)  # 409: it is there
             connection.close()
@@ -181,7 +181,7 @@ class FaultyProxy:
         self, handler: BaseHTTPRequestHandler, body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
         """The server's answer to a request."""
-        connection = http.client.HTTPConnection(self.server, timeout=300)
+        connection = http.client.HTTPConnection(self.server, timeout=900)
         headers = {
             name: value
             for name, value in handler.headers.items()

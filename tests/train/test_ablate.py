@@ -309,7 +309,7 @@ def test_a_folder_that_another_command_runs_in_is_left_alone(
     assert not os.path.exists(out)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 900) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None, "the command ended before it was stopped"
@@ -344,7 +344,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
         raise
     assert len(processes.marked(mark, "clipmill.study.child")) == 1
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=900)
     assert process.returncode == status
     assert processes.marked(mark) == [], "its child has ended"
     assert stderr.splitlines()[-1] == (
@@ -356,7 +356,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     assert list((out / "runs/raw/seed-1/checkpoints").iterdir()), "the run was saved"
     assert not (out / "results.json").exists()
 
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     assert "4 runs, 1 of them are finished already" in ended.stderr
     assert (out / "runs/raw/seed-0/run.json").read_bytes() == first

@@ -76,7 +76,7 @@ def ends_as_undisturbed(pool, tar, out, ranks):
     whole = out.parent / "whole"
     for folder in (out, whole):
         with start(pool, folder, ranks) as again:
-            assert again.wait(300) == 0, again.stderr.read()
+            assert again.wait(900) == 0, again.stderr.read()
     return checkpoint.latest(str(out)).record.sha256 == checkpoint.latest(str(whole)).record.sha256
 
 
@@ -84,7 +84,7 @@ def test_of_two_ranks_one_waits_for_a_file(pool, tmp_path):
     tar, step = hanging(pool, 1)
     out = tmp_path / "run"
     with start(pool, out, 2, hang_seconds=16) as run:
-        errors = run.communicate(timeout=300)[1]
+        errors = run.communicate(timeout=900)[1]
     assert run.returncode == console.EXIT_INCOMPLETE, errors
     image = rf"image \d+ in {re.escape(str(tar))} \(view_rows.py:\d+ in \w+\)"
     waits = rf"the batch of step {step + 1}: {image}"
@@ -104,7 +104,7 @@ def test_a_stop_signal_ends_a_run_that_waits_for_a_file(pool, tmp_path):
         time.sleep(1)
         sent = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        errors = run.communicate(timeout=300)[1]
+        errors = run.communicate(timeout=900)[1]
     assert run.returncode == 128 + signal.SIGTERM, errors
     assert time.monotonic() - sent > 19
     assert "SIGTERM ends the run before that step" in errors

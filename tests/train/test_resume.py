@@ -212,7 +212,7 @@ def test_torchrun_starts_the_ranks_again_and_they_resume(mix, tmp_path):
     command += [*mix, "--out", str(out), *words(checkpoint_every=2)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as docs/stages/train.md says
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert disk.read_json(out / "run.json")["resumed_at"] in (2, 4)
     assert commands.train([*mix, "--out", str(tmp_path / "one"), *words()]) == 0

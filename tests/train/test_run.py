@@ -138,7 +138,7 @@ def under_torchrun(world, command):
         )
         for rank in range(world)
     ]
-    return [process.wait(timeout=300) for process in processes]
+    return [process.wait(timeout=900) for process in processes]
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def started(blend, out, arguments, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 300
+    until = time.monotonic() + 900
     while not (out / "log.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.05)
     return process
@@ -222,7 +222,7 @@ def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path,
     out = tmp_path / "run"
     with started(blend, out, [*changes(samples_seen="80k"), *layout]) as process:
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=300)
+        _, stderr = process.communicate(timeout=900)
     assert process.returncode == 75, stderr
     [saved] = os.listdir(out / "checkpoints")
     step = int(saved.removeprefix("step-"))
@@ -253,7 +253,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     out, marker = tmp_path / "run", tmp_path / "marker"
     command = [sys.executable, "-c", SLOW, console.ROOT, str(marker), blend, "--out", str(out)]
     with subprocess.Popen([*command, *changes()], stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while not marker.exists() and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
@@ -262,7 +262,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
         while "a second one ends at once" not in stderr and (line := process.stderr.readline()):
             stderr += line
         process.send_signal(signal.SIGINT)
-        stderr += process.communicate(timeout=300)[1]
+        stderr += process.communicate(timeout=900)[1]
     assert process.returncode == -signal.SIGINT
     assert "saving after this step; a second one ends at once" in stderr
     assert "Traceback" not in stderr
@@ -434,7 +434,7 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         "raise SystemExit(status)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "run.json").exists()

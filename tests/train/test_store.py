@@ -187,12 +187,12 @@ def test_a_thread_that_looked_before_a_part_was_there_fails_alone(tmp_path):
         except FileNotFoundError:
             if len(looks) == 2:
                 has_failed.set()
-                assert may_go_on.wait(300)
+                assert may_go_on.wait(900)
             raise
 
     def read():
         other.start()
-        assert has_failed.wait(300)
+        assert has_failed.wait(900)
         threading.Timer(0.2, may_go_on.set).start()  # while this thread waits for the other
         return b"data"
 
@@ -210,7 +210,7 @@ def test_many_threads_and_processes_may_want_one_part(tmp_path):
     results: list[bytes] = []
 
     def want(cache):
-        start.wait(300)
+        start.wait(900)
         for number in range(20):
             part = cache.fetch(name_of(number), lambda n=number: bytes([n]) * 500)
             assert part is not None
@@ -360,7 +360,7 @@ class SlowStore:
     """Loads that wait until `together` of them run at the same time."""
 
     def __init__(self, together):
-        self.barrier = threading.Barrier(together, timeout=300)
+        self.barrier = threading.Barrier(together, timeout=900)
         self.loads: Counter[int] = Counter()
         self.lock = threading.Lock()
 
@@ -378,13 +378,13 @@ def test_one_shard_is_loaded_once_by_many_threads():
     def load(number):
         loads[number] += 1
         started.set()
-        assert release.wait(300)
+        assert release.wait(900)
         return object()
 
     cache = ShardCache(4, load)
     with ThreadPoolExecutor(8) as threads:
         futures = [threads.submit(cache, 3) for _ in range(8)]
-        assert started.wait(300)
+        assert started.wait(900)
         release.set()
         values = {future.result() for future in futures}
     assert len(values) == 1
@@ -418,7 +418,7 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again():
 
     def load(number):
         started.set()
-        assert release.wait(300)
+        assert release.wait(900)
         if (error := next(failures, None)) is not None:
             raise error
         return number
@@ -426,7 +426,7 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again():
     cache = ShardCache(2, load)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(cache, 7)
-        assert started.wait(300)
+        assert started.wait(900)
         second = threads.submit(cache, 7)
         while second.running() is False:
             pass

@@ -166,7 +166,7 @@ def test_a_connection_is_kept_and_its_requests_are_counted(web: Path) -> None:
     paths = [urlsplit(u).path for u in clean if urlsplit(u).netloc == host][:3]
     with (
         small_web.running(web) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=300) as one,
+        socket.create_connection(("127.0.0.1", port), timeout=900) as one,
     ):
         # All requests at once on one connection: answered in order, one after the other.
         one.sendall(

@@ -70,7 +70,7 @@ def test_the_states_of_the_owner_are_shown_until_it_ends(tmp_path: Path) -> None
         assert shown.states == [], "another command's state is not shown"
         before = disk.read_json(PoolLayout(pool).lease_json)
         write_state(pool, own_state(pool))
-        ends = time.monotonic() + 300
+        ends = time.monotonic() + 900
         while not shown.states and time.monotonic() < ends:
             time.sleep(0.01)
         assert disk.read_json(PoolLayout(pool).lease_json) == before, "it only reads"

@@ -350,7 +350,7 @@ def test_a_command_whose_own_task_hangs_says_where_and_ends(tmp_path: Path) -> N
     os.mkfifo(tar)
     words = ["score", pool, "--filters", "picture", "--engine", "inline"]
     command = [sys.executable, "-c", SHORT, *words]
-    hung = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    hung = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert hung.returncode == 3
     where = r"score 00001 \(files.py:\d+ in file_sha256\)"
     assert re.search(rf"warning: nothing has been done for \d+ s: {where}", hung.stderr)
@@ -358,7 +358,7 @@ def test_a_command_whose_own_task_hangs_says_where_and_ends(tmp_path: Path) -> N
     ended = rf"error: nothing has been done for \d+ s: {where}; what is committed stays; run .*"
     assert re.fullmatch(ended, last)
     away.replace(tar)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
 
 
@@ -395,7 +395,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == 80

@@ -444,7 +444,7 @@ def test_a_file_that_is_never_read_ends_with_its_deadline(
 
     def hang(path: str, max_bytes: int) -> Fetched:
         if path.endswith("gone.jpg"):
-            never.wait(300)
+            never.wait(900)
         return read(path, max_bytes)
 
     monkeypatch.setattr(download, "read_file", hang)

@@ -52,7 +52,7 @@ def test_images_are_answered_in_order_until_stdin_is_closed() -> None:
     Image.new("RGB", (40, 30), (200, 30, 30)).save(sink, "PNG")
     with start(str(MEMORY_BYTES), "10") as process:
         output, errors = process.communicate(
-            frame(sink.getvalue(), b"<html>") + frame(sink.getvalue()), timeout=300
+            frame(sink.getvalue(), b"<html>") + frame(sink.getvalue()), timeout=900
         )
     assert (process.returncode, errors) == (0, b"")
     (first, rejected), (third,) = answers(output)
@@ -64,7 +64,7 @@ def test_images_are_answered_in_order_until_stdin_is_closed() -> None:
 
 def test_a_frame_that_is_cut_off_ends_the_child_without_an_answer() -> None:
     with start(str(MEMORY_BYTES), "10") as process:
-        output, _ = process.communicate(b"\0\0\0", timeout=300)
+        output, _ = process.communicate(b"\0\0\0", timeout=900)
     assert process.returncode == 0
     assert answers(output) == []
 
@@ -75,7 +75,7 @@ def test_a_signal_of_the_terminal_does_not_end_a_child(number: signal.Signals) -
         assert process.stdout is not None
         ready = process.stdout.read(8)
         process.send_signal(number)
-        output, _ = process.communicate(frame(b"no image"), timeout=300)
+        output, _ = process.communicate(frame(b"no image"), timeout=900)
     assert process.returncode == 0
     ((fields, _),) = answers(ready + output)[0]
     assert fields["reason"] == "not_an_image"

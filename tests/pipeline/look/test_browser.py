@@ -70,7 +70,7 @@ def text(tab: Tab, id: str) -> str:
 
 
 def wait_for(tab: Tab, expression: str) -> Any:
-    end = time.monotonic() + 300
+    end = time.monotonic() + 900
     while not (value := tab.value(expression)):
         assert time.monotonic() < end, expression
         time.sleep(0.02)

@@ -135,7 +135,7 @@ def test_the_nearest_by_cosine(tmp_path: Path) -> None:
 def ask(
     port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
     try:
         connection.putrequest(method, path, skip_host="Host" in (headers or {}))
         for name, value in (headers or {}).items():

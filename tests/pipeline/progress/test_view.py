@@ -80,7 +80,7 @@ def test_the_state_of_a_command_is_written_while_it_runs(tmp_path: Path, fast: N
     with shown_progress(pool):
         with counted_stage("first", 2) as counter:
             counter.started("a")
-            ends = time.monotonic() + 300
+            ends = time.monotonic() + 900
             while read_state(pool) is None and time.monotonic() < ends:
                 time.sleep(0.01)
             state = read_state(pool)

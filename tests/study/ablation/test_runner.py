@@ -224,7 +224,7 @@ def test_the_log_says_which_step_the_runs_are_at(
         Path(run.out, "log.jsonl").write_text(lines)
 
     def wait_for(text: str) -> None:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while text not in caplog.text:
             assert time.monotonic() < until, caplog.text
             time.sleep(0.01)
@@ -298,7 +298,7 @@ def start() -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_a_child_ends_with_its_parent() -> None:
     process = start()
-    process.communicate(timeout=300)  # closes its stdin
+    process.communicate(timeout=900)  # closes its stdin
     assert process.returncode == 0
 
 
@@ -308,7 +308,7 @@ def test_stdout_has_answers_only_and_a_line_that_is_no_request_ends_the_child() 
     assert process.stdin is not None
     process.stdin.write("this is no JSON\n")
     process.stdin.flush()
-    process.wait(timeout=300)
+    process.wait(timeout=900)
     assert process.returncode == 1
     assert process.stdout is not None
     assert process.stderr is not None
@@ -371,7 +371,7 @@ def test_two_ranks_train_what_one_does_though_one_is_killed(
     work.start()
     first, second = processes.wait_for(mark, "clipmill.study.child", "request.json", count=2)
     os.kill(second, signal.SIGKILL)
-    work.join(timeout=300)
+    work.join(timeout=900)
     answer = {key: answers[0][key] for key in ("error", "refused")}
     assert answer == {"error": "one of 2 ranks died by SIGKILL", "refused": False}
     assert not processes.is_alive(first)
@@ -398,9 +398,9 @@ def test_ranks_end_with_the_process_that_started_them(
     ranks = processes.wait_for(mark, "clipmill.study.child", "request.json", count=2)
     assert child.process is not None
     child.process.kill()
-    asking.join(timeout=300)
+    asking.join(timeout=900)
     assert "its process ended with -9" in answers[0]["error"]
-    until = time.monotonic() + 300
+    until = time.monotonic() + 900
     while any(processes.is_alive(rank) for rank in ranks) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(processes.is_alive(rank) for rank in ranks)

@@ -370,7 +370,7 @@ def test_a_loader_goes_on_in_another_process(tiny_pool, method):
     loader = small(tiny_pool, workers=1)
     assert next(iter(loader)).step == 0
     with multiprocessing.get_context(method).Pool(1) as processes:
-        there = processes.apply_async(keys_of, (loader,)).get(timeout=300)
+        there = processes.apply_async(keys_of, (loader,)).get(timeout=900)
     assert there == keys_of(loader)
     assert len(there) == 2
 
@@ -448,7 +448,7 @@ def test_the_package_is_imported_without_what_its_names_need():
         "clipmill.Lodaer"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.stdout.strip() == "clipmill.train.data.own_loop"
     assert "AttributeError: module 'clipmill' has no attribute 'Lodaer'" in done.stderr

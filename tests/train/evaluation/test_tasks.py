@@ -389,7 +389,7 @@ def run_ranks(world, tasks, folder):
         env={**os.environ, **shared},
         stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     ended = [(int(status), str(output)) for status, output in disk.read_json(folder / "ended.json")]

@@ -264,7 +264,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch, ranks):
     may_end, real = threading.Event(), checkpoint.publish
 
     def slow(*arguments):
-        assert may_end.wait(300)
+        assert may_end.wait(900)
         return real(*arguments)
 
     monkeypatch.setattr(checkpoint, "publish", slow)

@@ -135,7 +135,7 @@ class World:
 
     def __init__(self, size):
         self.parts = [None] * size
-        self.barrier = threading.Barrier(size, timeout=300)
+        self.barrier = threading.Barrier(size, timeout=900)
         self.local = threading.local()
 
     def exchange(self, own):
