@@ -27,7 +27,7 @@ from clipmill.verdict.conclusions import StudyResults
 from clipmill.verdict.pages.schema import ArmChanges, ConfusionChange, Disagreement, PartChange
 from clipmill.verdict.stats.analysis import comparable, differences, pair_noise, shared_noise
 from clipmill.verdict.stats.comparison import NO_PENALTY, Comparison, Penalty, dunnett_family
-from clipmill.verdict.stats.model import Values, common_seeds
+from clipmill.verdict.stats.model import Values
 
 EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
 CONFUSIONS = 10
@@ -316,11 +316,11 @@ class PartDifferences:
         if noise is None or not pairs:
             return ()
         noises = [
-            pair_noise(samples, pair, common_seeds(values, *pair)) if len(members) > 1 else None
-            for pair in pairs
+            pair_noise(samples, pair, layout) if len(members) > 1 else None
+            for pair, layout in pairs.items()
         ]
-        rows = differences(values, noise, pairs, noises, one_baseline=True, limit=1.0)
-        return dunnett_family(rows, noise.fit.least_correlation(pairs), 0.0, penalty)
+        rows = differences(values, noise, [*pairs], noises, one_baseline=True, limit=1.0)
+        return dunnett_family(rows, noise.fit.least_correlation([*pairs]), 0.0, penalty)
 
 
 # --- by sample -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -27,6 +27,7 @@ from clipmill.verdict.stats.model import Values
 from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
 from clipmill.verdict.stats.signals import MetricSignal, metric_signals
 from clipmill.verdict.tables.account import Account, MetricFacts, first_names, is_guess
+from clipmill.verdict.tables.frames import pairs_of, refined
 from clipmill.verdict.tables.metric_names import (
     HEADLINES,
     TIMES,
@@ -127,22 +128,22 @@ class Decision:
     arms: tuple[str, ...]
     task: str
     metric: str
-    scale: str
+    scale: str = ""
     result: TaskResult
     values: Values
-    means: dict[str, dict[str, ArmScore]] | None
-    paired: bool
-    runs: dict[int, str]
+    means: dict[str, dict[str, ArmScore]] | None = None
+    paired: bool = True
+    runs: dict[int, str] = field(default_factory=dict)
     tasks: dict[str, TaskResult]
     task_values: dict[str, Values]
     signals: tuple[MetricSignal, ...]
     scales: tuple[ScaleDecision, ...]
     effect: float | None
     seeds_for_effect: int | None
-    sampling: float | None
-    over: str
-    blocks: tuple[str, ...]
-    interaction: Interaction | None
+    sampling: float | None = None
+    over: str = ""
+    blocks: tuple[str, ...] = ()
+    interaction: Interaction | None = None
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
     account: Account
@@ -241,9 +242,10 @@ def decide(results: Results, question: Question) -> Decision:
         can_average = _can_average(tables, averages, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
     over, analysed = _over(table, tables), tables
+    bare = {task: _without_runs(scores) for task, scores in tables.items()}
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
-        over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+        over, analysed = "", bare
     asked = [tables[question.task]] if question.task in tables else list(tables.values())
     few = _few_blocks(table, asked, baseline) if over else []
     if few:
@@ -257,10 +259,9 @@ def decide(results: Results, question: Question) -> Decision:
         }
     if over and (no_mean := _of_other_sizes(table, tables)):
         refusals.append(no_mean)
-        over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+        over, analysed = "", bare
     are_means = results.are_means and not over
-    if are_means:
-        analysed = {task: _without_runs(scores) for task, scores in tables.items()}
+    analysed = bare if are_means else analysed
     singles = [] if from_means else averages  # columns of averages are analysed as any other
     analysis = _analysis(analysed, baseline, arms, question, table, singles, average=can_average)
     analysis = replace(
@@ -501,11 +502,7 @@ def _of_means(table: _Table, question: Question, notes: list[str]) -> _Table:
         places += [n] * len(own)
         numbers += range(len(own))
     at = np.array(places, np.int64)
-    runs = replace(
-        r, arm_N=r.arm_N[at], seed_N=np.array(numbers, np.int64), task_N=r.task_N[at],
-        metric_N=r.metric_N[at], value_N=np.array(values), scale_N=r.scale_N[at],
-        samples_N=r.samples_N[at], higher_N=r.higher_N[at], block_N=r.block_N[at]
-    )  # fmt: skip
+    runs = replace(r.taken(at), seed_N=np.array(numbers, np.int64), value_N=np.array(values))
     has_spread = {
         key: any(np.unique(r.arm_N[own[~np.isnan(r.sd_N[own])]]).size > 1 for own in of.values())
         for key, of in table.by_key.items()
@@ -533,8 +530,7 @@ def _with_spreads(r: Results, notes: list[str]) -> Results:
     """The means without those of a block none of which has a spread, beside blocks that have."""
     if r.sd_N is None or r.runs_N is None or len(r.blocks) < 2:
         return r
-    column_N = np.unique(np.stack([r.task_N, r.metric_N]), axis=1, return_inverse=True)[1]
-    column_N = column_N.reshape(-1)
+    column_N = refined(r.task_N, r.metric_N)
     cell_N, there_N = column_N * len(r.blocks) + r.block_N, ~np.isnan(r.sd_N)
     bare_N = (np.bincount(cell_N, there_N)[cell_N] == 0) & (
         np.bincount(column_N, there_N)[column_N] > 0
@@ -543,12 +539,7 @@ def _with_spreads(r: Results, notes: list[str]) -> Results:
         return r
     names = list(dict.fromkeys(r.blocks[block] for block in r.block_N[bare_N].tolist()))
     notes.append(f"left out: {first_names(names)}, whose means have no spread")
-    at = np.flatnonzero(~bare_N)
-    return replace(
-        r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
-        value_N=r.value_N[at], scale_N=r.scale_N[at], samples_N=r.samples_N[at],
-        higher_N=r.higher_N[at], block_N=r.block_N[at], runs_N=r.runs_N[at], sd_N=r.sd_N[at]
-    )  # fmt: skip
+    return r.taken(np.flatnonzero(~bare_N))
 
 
 def _arm_scores(
@@ -820,17 +811,11 @@ def _over_blocks(r: Results, notes: list[str]) -> Results:
     """One measurement for each arm, seed, task, metric and scale: the mean over the blocks. What
     lacks a block that others of its task and metric have is left out.
     """
-    _, scale_N = np.unique(r.scale_N, return_inverse=True)
-    column_NK = np.stack([r.task_N, r.metric_N, scale_N.reshape(-1)], axis=1)
-    _, column_N = np.unique(column_NK, axis=0, return_inverse=True)
-    column_N = column_N.reshape(-1)
-    columns, _ = np.unique(np.stack([column_N, r.block_N], axis=1), axis=0).T
-    blocks_of_column = np.bincount(columns)
-    keys = np.stack([column_N, r.arm_N, r.seed_N], axis=1)
-    _, first, key_N, count = np.unique(
-        keys, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
-    key_N = key_N.reshape(-1)
+    scale_N, place_N = (np.unique(each, return_inverse=True)[1] for each in (r.scale_N, r.seed_N))
+    column_N = refined(refined(r.task_N, r.metric_N), scale_N)
+    blocks_of_column = np.bincount(pairs_of(column_N, r.block_N)[0])
+    key_N = refined(refined(column_N, r.arm_N), place_N)
+    _, first, count = np.unique(key_N, return_index=True, return_counts=True)
     kept = np.flatnonzero(count == blocks_of_column[column_N[first]])
     if r.per_sample is not None:
         notes.append("values per sample are not used: a run is a mean over blocks")
@@ -840,11 +825,8 @@ def _over_blocks(r: Results, notes: list[str]) -> Results:
         )
     at = first[kept]
     value_N = (np.bincount(key_N, r.value_N) / count)[kept]
-    return replace(
-        r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
-        value_N=value_N, scale_N=r.scale_N[at], samples_N=r.samples_N[at], higher_N=r.higher_N[at],
-        block_N=np.zeros(len(at), np.int64), blocks=(), per_sample=None
-    )  # fmt: skip
+    block_N = np.zeros(len(at), np.int64)
+    return replace(r.taken(at), value_N=value_N, block_N=block_N, blocks=(), per_sample=None)
 
 
 # --- directions and units -------------------------------------------------------------------------
@@ -1255,47 +1237,36 @@ def _refusals(
     what = f"a task is missing (--without): {thin}" if thin else "a task is missing (--without)"
     what = what if len(of_tasks) > 1 else f"no value of {result.task}"
     refusals = [f"{_names(lacking)} not compared: {what}"] if lacking else []
+    single = [arm for arm in arms if len(values.get(arm, {})) == 1]
+    bare = [arm for arm in single if arm in means and means[arm].n != 1]
     if missing:
-        return [
-            *refusals,
-            "no verdict: the values are means with their spreads, each of which counts as one run: "
-            f"give {missing}",
-        ]
-    if are_means:
-        return [
-            *refusals,
-            "no verdict: the cells are means of runs, which count as one run each; give the runs",
-        ]
-    if thin and len(values.get(baseline, {})) < 2:
-        return [*refusals, f"no verdict: runs in common are too few, as {thin}"]
-    if baseline in lacking:
-        return [
-            *refusals,
-            f"no verdict: {baseline} has no run; choose a --baseline or --task",
-        ]
-    bare = [
-        arm for arm in arms if len(values.get(arm, {})) == 1 and arm in means and means[arm].n != 1
-    ]
-    if baseline in bare:
-        return [*refusals, f"no verdict: the mean of {baseline} has no spread or number of runs"]
-    if all(len(runs) < 2 for runs in values.values()):
-        are_paths = sum("/" in arm for arm in values) > 1
-        pattern = "(?P<arm>…)(?P<seed>…)"
-        return [
-            *refusals,
-            "no verdict: every arm has one run, so the noise between runs is not known; give two "
-            "seeds or more"
-            + f", or --pattern '{pattern}' where these paths hold arm and seed"
-            * are_paths,
-        ]
-    if len(values.get(baseline, {})) < 2:
-        return [
-            *refusals,
-            f"no verdict: {baseline} has one run; choose a --baseline with two or more",
-        ]
+        why = (
+            "the values are means with their spreads, each of which counts as one run: give "
+            f"{missing}"
+        )
+    elif are_means:
+        why = "the cells are means of runs, which count as one run each; give the runs"
+    elif thin and len(values.get(baseline, {})) < 2:
+        why = f"runs in common are too few, as {thin}"
+    elif baseline in lacking:
+        why = f"{baseline} has no run; choose a --baseline or --task"
+    elif baseline in bare:
+        why = f"the mean of {baseline} has no spread or number of runs"
+    elif all(len(runs) < 2 for runs in values.values()):
+        why = (
+            "every arm has one run, so the noise between runs is not known; give two seeds or more"
+        )
+        if sum("/" in arm for arm in values) > 1:
+            why += ", or --pattern '(?P<arm>…)(?P<seed>…)' where these paths hold arm and seed"
+    elif len(values.get(baseline, {})) < 2:
+        why = f"{baseline} has one run; choose a --baseline with two or more"
+    else:
+        why = ""
+    if why:
+        return [*refusals, f"no verdict: {why}"]
     if bare:
         refusals.append(f"no verdict on {_names(bare)}: no spread or number of runs of the mean")
-    single = [arm for arm in arms if len(values.get(arm, {})) == 1 and arm not in bare]
+    single = [arm for arm in single if arm not in bare]
     if single:
         refusals.append(
             f"no verdict on {_names(single)}: one run, and how much another would differ is not "

@@ -185,13 +185,10 @@ def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> Marku
             high_edge.append(f"{axes.x(x):.1f},{axes.y(high):.1f}")
         outline = " ".join([*high_edge, *reversed(low_edge)])
         body.append(f'<polygon points="{outline}" fill="{band.colour}" class="spread"/>')
-        body.append(_curve(" ".join(mean), band.colour, band.name))
+        name = f"<title>{escape(band.name)}</title>"
+        line = f'points="{" ".join(mean)}" stroke="{band.colour}" class="curve"'
+        body.append(f"<polyline {line}>{name}</polyline>")
     return svg(axes.width, axes.height, body, title)
-
-
-def _curve(path: str, shade: str, name: str) -> str:
-    title = f"<title>{escape(name)}</title>"
-    return f'<polyline points="{path}" stroke="{shade}" class="curve">{title}</polyline>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,17 +89,16 @@ def shared_noise(
 
 def comparable(
     values: Values, pairs: Sequence[Pair], groups: RunGroups | None = None
-) -> list[Pair]:
-    """The pairs that share at least two seeds; with `groups`, those of at least two runs each that
-    share a group and leave a residual in the groups that they share.
+) -> dict[Pair, PairLayout]:
+    """{pair: its layout} of the pairs that share at least two seeds; with `groups`, of those of at
+    least two runs each that share a group and leave a residual in the groups that they share.
     """
-    rows = []
+    layouts = {}
     for pair in pairs:
-        if fewest_runs(values, pair) >= LEAST_RUNS:
-            layout = layout_of(values, pair, groups)
-            if layout.groups and layout.df > 0:
-                rows.append(pair)
-    return rows
+        layout = layout_of(values, pair, groups)
+        if fewest_runs(values, pair) >= LEAST_RUNS and layout.groups and layout.df > 0:
+            layouts[pair] = layout
+    return layouts
 
 
 def layout_of(values: Values, pair: Pair, groups: RunGroups | None) -> PairLayout:
@@ -112,27 +111,15 @@ def fewest_runs(values: Values, pair: Pair) -> int:
     return min(len(values.get(arm, {})) for arm in pair)
 
 
-def _runs_of_pair(values: Values, pair: Pair, groups: RunGroups | None) -> int:
-    """The runs that are paired, or the smaller number of runs of the two."""
-    return len(layout_of(values, pair, groups).seeds) or fewest_runs(values, pair)
-
-
 def pair_noise(
-    samples: Samples,
-    pair: Pair,
-    seeds: Sequence[int],
-    of_baseline: Sequence[int] | None = None,
-    groups: RunGroups | None = None,
+    samples: Samples, pair: Pair, layout: PairLayout, groups: RunGroups | None = None
 ) -> SampleNoise | None:
-    """The noise from samples of a pair; None unless every run has per-sample values.
-
-    seeds: the runs of the arm in common groups, and of the baseline where `of_baseline` does not
-    name others.
+    """The noise from samples of a pair; None unless every run in common groups has per-sample
+    values.
     """
     runs = []
-    wanted_runs = (seeds, seeds if of_baseline is None else of_baseline)
-    for arm, wanted in zip(pair, wanted_runs, strict=True):
-        of_arm = samples.get(arm, {})
+    for arm, of_groups in zip(pair, layout.runs, strict=True):
+        of_arm, wanted = samples.get(arm, {}), list(chain.from_iterable(of_groups.values()))
         if any(run not in of_arm for run in wanted):
             return None
         runs.append({run: of_arm[run] for run in wanted})
@@ -167,8 +154,9 @@ def differences(
     """
     own = [own_spread(values, *pair, groups) for pair in pairs]
     pooled = 2 * noise.variance
+    seeds = [layout_of(values, pair, groups).seeds for pair in pairs]  # that are paired
+    runs = [len(of) or fewest_runs(values, pair) for of, pair in zip(seeds, pairs, strict=True)]
     if one_baseline:
-        runs = [_runs_of_pair(values, pair, groups) for pair in pairs]
         most = max((len(values[arm]) for pair in pairs for arm in pair), default=0)
         variances, dfs = [one.variance for one in own], [one.df for one in own]
         if runs and min(runs) < most:
@@ -183,7 +171,8 @@ def differences(
     else:
         spreads = [[Spread(variance=pooled, df=noise.df), one] for one in own]
     rows = []
-    for pair, of_pair, samples in zip(pairs, spreads, sample_noises, strict=True):
+    for number, (pair, of_pair) in enumerate(zip(pairs, spreads, strict=True)):
+        samples = sample_noises[number]
         if samples is not None:
             of_pair = [*of_pair, Spread(variance=samples.floor, df=math.inf)]
         share = noise.fit.factor(*pair) / 2
@@ -193,8 +182,8 @@ def differences(
             Difference(
                 arm=pair[0],
                 baseline=pair[1],
-                seeds=layout_of(values, pair, groups).seeds,
-                runs=_runs_of_pair(values, pair, groups),
+                seeds=seeds[number],
+                runs=runs[number],
                 difference=noise.fit.estimate(*pair),
                 sd=math.sqrt(max(one.variance for one in of_pair)),
                 over_seeds=tuple(over_seeds),
@@ -716,12 +705,9 @@ def _in_order(values: Values, groups: RunGroups | None) -> Values:
 def _sample_noises(
     values: Values, samples: Samples, design: Design
 ) -> dict[Pair, SampleNoise | None]:
-    noises: dict[Pair, SampleNoise | None] = {}
-    for pair in comparable(values, design.pairs, design.groups):
-        layout = layout_of(values, pair, design.groups)
-        first, second = (list(chain.from_iterable(of.values())) for of in layout.runs)
-        noises[pair] = pair_noise(samples, pair, first, second, design.groups)
-    return noises
+    """Of the pairs that can be compared."""
+    layouts = comparable(values, design.pairs, design.groups)
+    return {pair: pair_noise(samples, pair, of, design.groups) for pair, of in layouts.items()}
 
 
 def _single_models(
@@ -773,26 +759,28 @@ def _analyse_table(
     singles: Sequence[Difference],
     tables: Sequence[Values] = (),
 ) -> tuple[TaskResult, StudyNoise | None]:
-    """One table of values, and its noise. `singles`: the differences of the models without seeds.
+    """One table of values, and its noise. `noises`: of all pairs that can be compared. `singles`:
+    the differences of the models without seeds.
     `tables`: those of the single tasks, if it is their average.
     """
     values, band = scores.values, scores.band or 0.0
     inside = (design.baseline, *(arm for arm, _ in design.family))
     groups = design.groups
     noise = shared_noise(_seeded(values, design, ""), inside, groups)
-    family = comparable(values, design.family, groups) if noise else []
-    controls = comparable(values, design.controls, groups) if noise else []
-    last = comparable(values, [design.a_a], groups) if noise and design.a_a else []
+    a_a = [design.a_a] if design.a_a else []
+    family, controls, last = (
+        [pair for pair in pairs if noise and pair in noises]
+        for pairs in (design.family, design.controls, a_a)
+    )
 
     def measured(pairs: Sequence[Pair], one_baseline: bool) -> list[Difference]:
         if noise is None or not pairs:
             return []
-        of_pairs = [noises.get(pair) for pair in pairs]
         rows = differences(
             values,
             noise,
             pairs,
-            of_pairs,
+            [noises[pair] for pair in pairs],
             one_baseline=one_baseline,
             limit=scores.limit,
             groups=groups,

@@ -419,7 +419,8 @@ class Misfit:
         random = np.random.default_rng(0)
         drawn_ND = np.square(random.standard_normal((NULL_DRAWS, len(self._parts_D))))
         drawn_ND[:, self._parts_D < 1e-12] = 0.0
-        others = self._free_of_terms()
+        # degrees of freedom that the terms do not move
+        others = self.free - int((self._parts_D >= 1e-12).sum()) + self._repeated
         rest_N = random.chisquare(others, NULL_DRAWS) if others else np.zeros(NULL_DRAWS)
         null_N = self._ratio(drawn_ND, rest_N)
         own = self._ratio(self._squares_D[None], np.array([self._unmoved_squares()]))[0]
@@ -458,10 +459,6 @@ class Misfit:
             curves=self._curves,
             scale=self._scale,
         )
-
-    def _free_of_terms(self) -> int:
-        """Degrees of freedom that the terms do not move."""
-        return self.free - int((self._parts_D >= 1e-12).sum()) + self._repeated
 
     def _unmoved_squares(self) -> float:
         """The squares that the terms do not move."""

@@ -228,11 +228,6 @@ def _seed_layout(arm: tuple[int, ...], baseline: tuple[int, ...]) -> PairLayout:
     )
 
 
-def common_seeds(values: Values, arm: str, baseline: str) -> tuple[int, ...]:
-    """The seeds with a value of both arms, in order."""
-    return tuple(sorted(set(values.get(arm, {})) & set(values.get(baseline, {}))))
-
-
 def paired_variance(
     values: Values, arm: str, baseline: str, groups: RunGroups | None = None
 ) -> float:

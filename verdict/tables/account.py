@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from clipmill.verdict import wording
 
@@ -59,13 +60,13 @@ class Account:
 
     form: str
     columns: tuple[ColumnRole, ...]
-    metrics: tuple[MetricFacts, ...]
+    metrics: tuple[MetricFacts, ...] = ()
     rows: int
     rows_used: int
-    rows_left_out: tuple[LeftOut, ...]
+    rows_left_out: tuple[LeftOut, ...] = ()
     cells: int
     cells_used: int
-    cells_left_out: tuple[LeftOut, ...]
+    cells_left_out: tuple[LeftOut, ...] = ()
 
 
 def account_of(decision: object) -> Account | None:
@@ -122,11 +123,10 @@ def _role_texts(columns: Sequence[ColumnRole]) -> list[str]:
 def _direction_texts(metrics: Sequence[MetricFacts]) -> list[str]:
     """A line for each direction and source of it: `direction: higher, by name: acc, f1`."""
     texts = []
-    for (higher, source), of_one in _grouped(
-        metrics, ((one.higher_is_better, one.direction_from) for one in metrics)
-    ):
-        text = f"direction: {direction_text(of_one[0])}, {source_text(str(source))}"
-        if is_guess(str(source)):
+    for of_one in _grouped(metrics, "higher_is_better", "direction_from"):
+        higher, source = of_one[0].higher_is_better, of_one[0].direction_from
+        text = f"direction: {direction_text(of_one[0])}, {source_text(source)}"
+        if is_guess(source):
             option = "--lower-is-better" if higher else "--higher-is-better"
             text = f"direction: {direction_text(of_one[0])} ({source}: {option} if it is wrong)"
         texts.append(f"{text}: {first_names(_names(of_one, metrics))}")
@@ -136,21 +136,21 @@ def _direction_texts(metrics: Sequence[MetricFacts]) -> list[str]:
 def _unit_texts(metrics: Sequence[MetricFacts]) -> list[str]:
     """A line for each unit and source of it: `unit: share, by name: acc, f1`."""
     texts = []
-    for (unit, source), of_one in _grouped(metrics, ((one.unit, one.unit_from) for one in metrics)):
+    for of_one in _grouped(metrics, "unit", "unit_from"):
+        unit, source = of_one[0].unit, of_one[0].unit_from
         text = f"unit: {unit or 'none'}"
         if unit:
-            text += f" ({source})" if is_guess(str(source)) else f", {source_text(str(source))}"
+            text += f" ({source})" if is_guess(source) else f", {source_text(source)}"
         texts.append(f"{text}: {first_names(_names(of_one, metrics))}")
     return texts
 
 
-def _grouped(
-    metrics: Sequence[MetricFacts], keys: Iterable[tuple[object, object]]
-) -> list[tuple[tuple[object, object], list[MetricFacts]]]:
-    groups: dict[tuple[object, object], list[MetricFacts]] = {}
-    for one, key in zip(metrics, keys, strict=True):
-        groups.setdefault(key, []).append(one)
-    return list(groups.items())
+def _grouped(metrics: Sequence[MetricFacts], *fields: str) -> list[list[MetricFacts]]:
+    """The metrics that are alike in some fields."""
+    groups: dict[tuple[object, ...], list[MetricFacts]] = {}
+    for one in metrics:
+        groups.setdefault(attrgetter(*fields)(one), []).append(one)
+    return list(groups.values())
 
 
 def _names(group: Sequence[MetricFacts], metrics: Sequence[MetricFacts]) -> list[str]:
@@ -172,13 +172,10 @@ def first_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
 
 def _count_text(what: str, number: int, used: int, left_out: Sequence[LeftOut]) -> str:
     """`rows: 38 of 40 used; left out: 2 without an arm`."""
-    if not left_out:
-        return (
-            f"{what}: all {number:,} used"
-            if number == used
-            else f"{what}: {used:,} of {number:,} used"
-        )
+    if not left_out and number == used:
+        return f"{what}: all {number:,} used"
     texts = [
         f"{one.number:,} {what[:-1] if one.number == 1 else what} {one.reason}" for one in left_out
     ]
-    return f"{what}: {used:,} of {number:,} used; left out: {', '.join(texts)}"
+    more = f"; left out: {', '.join(texts)}" if texts else ""
+    return f"{what}: {used:,} of {number:,} used{more}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 CORE = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
@@ -118,15 +118,12 @@ def _marked(text: str, comma: str) -> Cell:
         note = "" if plain == text or comma else "a number with marks"
         return _cell(found, "a number with a percent sign" if found[2] else note)
     if found := SPREAD.fullmatch(plain):
-        cell = _cell(found, SPREAD_NOTE)
-        return replace(cell, spread=_second_number(found)) if cell.value is not None else cell
+        return _cell(found, SPREAD_NOTE, "spread")
     if found := INTERVAL.fullmatch(plain):
         return _cell(found, "a number with an interval")
     if found := BRACKETS.fullmatch(plain):
-        if found[3][0] in "-+↑↓▲▼△▽":
-            return _cell(found, BRACKETS_NOTE)
-        cell = _cell(found, BRACKETS_NOTE)
-        return replace(cell, bracketed=_second_number(found)) if cell.value is not None else cell
+        is_change = found[3][0] in "-+↑↓▲▼△▽"
+        return _cell(found, BRACKETS_NOTE, "" if is_change else "bracketed")
     if found := CHANGE.fullmatch(plain):
         return _cell(found, "a number with a change")
     if found := WITH_UNIT.fullmatch(plain):
@@ -140,16 +137,14 @@ def _marked(text: str, comma: str) -> Cell:
     return NOTHING
 
 
-def _cell(found: re.Match[str], note: str) -> Cell:
+def _cell(found: re.Match[str], note: str, beside: str = "") -> Cell:
+    """beside: the field for the number beside the number, which is in its unit."""
     number, scale = float(found[1]), 0.01 if found[2] else 1.0
     if not math.isfinite(number):
         return NOTHING
-    return Cell(number * scale, note, is_percent=scale < 1)
-
-
-def _second_number(found: re.Match[str]) -> float:
-    """The number beside a number, in its unit."""
-    return float(found[3]) * (0.01 if found[2] else 1.0)
+    second = float(found[3]) * scale if beside else None
+    spread, bracketed = (second if beside == name else None for name in ("spread", "bracketed"))
+    return Cell(number * scale, note, "", spread, bracketed, is_percent=scale < 1)
 
 
 def comma_use(texts: Iterable[Any], delimiter: str) -> str:
@@ -157,13 +152,10 @@ def comma_use(texts: Iterable[Any], delimiter: str) -> str:
 
     Beside a semicolon as the delimiter a comma is the decimal point, wherever that can be.
     """
-    cells = [text.strip().rstrip("%").strip() for text in texts if _has_comma(text)]
+    numbers = (text for text in texts if isinstance(text, str) and "," in text)
+    cells = [n.strip().rstrip("%").strip() for n in numbers if WITH_COMMA.fullmatch(n.strip())]
     if not cells:
         return ""
     if delimiter != ";" and all(GROUPED.fullmatch(text) for text in cells):
         return "groups"
     return "decimal" if all(DECIMAL_COMMA.fullmatch(text) for text in cells) else ""
-
-
-def _has_comma(text: object) -> bool:
-    return isinstance(text, str) and "," in text and WITH_COMMA.fullmatch(text.strip()) is not None

@@ -35,15 +35,18 @@ from clipmill.verdict.tables.frames import (
     Frame,
     SeveralTables,
     column_of,
+    distinct,
     frame_of_records,
+    group_codes,
     joined,
     recoded,
     settle_commas,
     text_of,
+    with_rows,
 )
 from clipmill.verdict.tables.json_forms import SCALAR_FORM, frame_of_json, jmh_of_table
 from clipmill.verdict.tables.metric_names import is_known, plain_name
-from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
+from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, role_of_name
 
 LEAST_SHIFTED, MOST_SHIFTED = 5, 0.2  # rows of a table, and the share of them that lack a cell
 LEAST_LOGGED, MOST_LOGGED = 3, 500  # lines of a log with the same names; letters that are looked at
@@ -62,13 +65,10 @@ OTHER_FORMS = (
     (b"SQLite format 3", "a SQLite database", "export its table as CSV (Optuna: "
      "study.trials_dataframe().to_csv(...); MLflow: mlflow.search_runs().to_csv(...))"),
     (b"%PDF", "a PDF", "copy its table as CSV, Markdown or LaTeX"),
-    (b"\x89PNG", "a picture", "give the numbers behind it"),
-    (b"\xff\xd8\xff", "a picture", "give the numbers behind it"),
+    ((b"\x89PNG", b"\xff\xd8\xff"), "a picture", "give the numbers behind it"),
     (b"\x93NUMPY", "a NumPy array", "write a CSV with a column for the arm and one for the value"),
-    (b"\x80\x02", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x03", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x04", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x05", "a pickle, which is never opened", "write a CSV"),
+    ((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a pickle, which is never opened",
+     "write a CSV"),
     (b"\x89HDF", "an HDF5 file", "export its table as CSV or Parquet"),
     (b"ARROW1", "an Arrow file", "write it as Parquet"),
     (b":W&B", "W&B's file of a run", "export the table of runs as CSV, or "
@@ -266,15 +266,12 @@ def _yaml(text: str) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError):
         return None
     if not isinstance(document, dict):
-        return _plain_json(document) if _are_objects(document) else None
+        are_objects = isinstance(document, list) and all(isinstance(x, dict) for x in document)
+        return _plain_json(document) if are_objects else None
     values = document.values()
     is_flat = len(values) == len(lines) and any(isinstance(each, int | float) for each in values)
     is_nested = any(isinstance(each, dict | list) for each in values)
     return _plain_json(document) if is_flat or is_nested else None
-
-
-def _are_objects(document: object) -> bool:
-    return isinstance(document, list) and all(isinstance(each, dict) for each in document)
 
 
 def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:
@@ -749,7 +746,7 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         except ValueError as error:
             refused.append(f"{numbers[id(grid)]} {grid.title!r}: {error}")
             continue
-        if frame.rows and any(_has_numbers(column) for column in frame.columns.values()):
+        if frame.rows and any(column.has_numbers() for column in frame.columns.values()):
             frames.append(frame)
             names.append(grid)
     if not frames and refused:
@@ -796,7 +793,7 @@ def _are_one(frames: Sequence[Frame]) -> bool:
         return False
     for name in frames[0].columns:
         columns = [frame.columns[name] for frame in frames]
-        if not any(map(_has_numbers, columns)):
+        if not any(map(Column.has_numbers, columns)):
             labels = Counter(label for column in columns for label in {*column.texts().present()})
             return max(labels.values(), default=0) > 1
     return True
@@ -950,10 +947,6 @@ def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
         title = repr(grid.title) if grid.title else f"at line {grid.line}"
         texts.append(f"{numbers[id(grid)]} {title}")
     return f"{len(grids)} {word}: {', '.join(texts)}"
-
-
-def _has_numbers(column: Column) -> bool:
-    return any(cell.value is not None for cell in column.cells)
 
 
 def _frame_of_lines(text: str, table: str | None) -> Frame:
@@ -1281,16 +1274,15 @@ def _fill_continued(frame: Frame) -> None:
     that stands once for several rows, as people write tables.
     """
     names = list(itertools.takewhile(
-        lambda name: not (is_known(name) and _has_numbers(frame.columns[name])), frame.columns
+        lambda name: not (is_known(name) and frame.columns[name].has_numbers()), frame.columns
     ))  # fmt: skip
-    while names and _has_numbers(frame.columns[names[-1]]):
+    while names and frame.columns[names[-1]].has_numbers():
         names.pop()
     blank, filled = np.ones(frame.rows, bool), 0
     for name in names:
         column = frame.columns[name]
         blank &= ~column.is_there()
-        rows = np.maximum.accumulate(np.where(blank, 0, np.arange(frame.rows)))
-        frame.columns[name] = Column(column.values, column.codes[rows], column.comma)
+        frame.columns[name] = column.filled(blank)
         filled += int((blank & frame.columns[name].is_there()).sum())
     if filled:
         frame.notes.append(f"{filled} blank cells that rows begin with are filled from above")
@@ -1351,8 +1343,10 @@ def _without_groups(frame: Frame) -> Frame:
     """A table with names in two rows above its numbers, a row for each of the upper ones. They are
     arms where the rows are of data sets or instances, and tasks where these are metrics.
     """
-    groups = dict.fromkeys(upper for upper, _ in frame.parts.values())
-    texts = [name for name, column in frame.columns.items() if not _has_numbers(column)]
+    groups: dict[str, dict[str, str]] = {}  # {upper name: {lower name: column}}
+    for column, (upper, lower) in frame.parts.items():
+        groups.setdefault(upper, {})[lower] = column
+    texts = [name for name, own in frame.columns.items() if not own.has_numbers()]
     repeated = Counter(lower for _, lower in frame.parts.values()).most_common(1)
     if len(groups) < 2 or not texts or repeated[0][1] < 2:
         return frame
@@ -1364,33 +1358,20 @@ def _without_groups(frame: Frame) -> Frame:
         frame = frame.taken(there)
         frame.left_out[f"without {texts[0]!r}, as totals have"] = int((~there).sum())
     beside = [name for name in frame.columns if name not in frame.parts]
-    is_label = len(np.unique(group_codes(frame, texts))) == frame.rows
+    is_label = distinct(group_codes(frame, texts)) == frame.rows
     kept = texts if is_label else beside
     name = next(each for each in ("group", "column group") if each not in beside)
-    whole = _melted(frame, kept, name, frame.parts)
+    shown = ", ".join(itertools.islice(groups, 6))
+    note = f"header: {shown} of its upper row are the column {name!r}, a row each"
+    others = {each: frame.columns[each] for each in kept}
+    lower_names = list(dict.fromkeys(lower for own in groups.values() for lower in own))
+    whole = with_rows(frame, others, name, groups, lower_names, note)
+    whole.parts = {}
     role = "arm" if rows == "task" else "task"
     whole.roles |= {name: (role, "the upper row of the header"), texts[0]: (rows, "by its name")}
-    shown = ", ".join(itertools.islice(groups, 6))
-    whole.notes.append(f"header: {shown} of its upper row are the column {name!r}, a row each")
     if lost := [each for each in beside if each not in kept]:
         whole.notes.append(f"not read: {', '.join(lost[:5])}, under no group of the header")
     return whole
-
-
-def _melted(
-    frame: Frame, kept: Sequence[str], name: str, parts: Mapping[str, tuple[str, str]]
-) -> Frame:
-    """A row for each upper name of some columns, in the column `name`. parts: {column: (its upper
-    name, its lower one)}. kept: the columns that stay in each.
-    """
-    frames = []
-    for group in dict.fromkeys(upper for upper, _ in parts.values()):
-        part = Frame({each: frame.columns[each] for each in kept}, frame.rows)
-        part.add(name, group)
-        for column, (upper, lower) in parts.items():
-            part.columns |= {lower: frame.columns[column]} if upper == group else {}
-        frames.append(part)
-    return replace(frame, columns=joined(frames).columns, rows=len(frames) * frame.rows, parts={})
 
 
 def _rows_are(name: str, column: Column) -> str:
@@ -1399,8 +1380,7 @@ def _rows_are(name: str, column: Column) -> str:
     known = [is_known(name) for name in names]
     if sum(known) * 2 > len(known):
         return "metric"
-    role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain_name(name))), "")
-    is_task = role == "task" or ROWS_OF.fullmatch(plain_name(name))
+    is_task = role_of_name(name)[0] == "task" or ROWS_OF.fullmatch(plain_name(name))
     return "task" if is_task or CROSSING.fullmatch(plain_name(name)) else ""
 
 
@@ -1702,7 +1682,7 @@ def _chart(frame: Frame, step: str) -> Frame:
             chart.original[name] = ("value", "a run and a metric")
         if found is not None and chart.original[name][0] == "value" and len(there):
             run = re.sub(r"^(Group|group): ", "", found["run"])
-            last = column.values[column.codes[there[-1]]]
+            last = column.at(there[-1])
             rows.append({"run": run, "task": found["metric"], "value": last})
             end = frame.columns[step].numbers()[there[-1]]
             ends[run] = max(ends.get(run, end), end)
@@ -1727,8 +1707,7 @@ def _lm_eval_table(frame: Frame) -> None:
     frame.form = "lm-eval's printed table"
     for name in {"Tasks", "Version", "n-shot"} & set(frame.columns):
         column = frame.columns[name]
-        rows = np.where(column.is_there(), np.arange(frame.rows), 0)
-        frame.columns[name] = Column(column.values, column.codes[np.maximum.accumulate(rows)])
+        frame.columns[name] = column.filled(~column.is_there())
     if "Filter" in frame.columns and "Metric" in frame.columns:
         metric, part = frame.columns["Metric"], frame.columns["Filter"]
         pairs = zip(metric.codes.tolist(), part.codes.tolist(), strict=True)
@@ -1761,7 +1740,7 @@ def _api_export(frame: Frame) -> Frame:
     for number in range(frame.rows):
         row: dict[str, Any] = {}
         for name, column in frame.columns.items():
-            cell = column.values[column.codes[number]]
+            cell = column.at(number)
             if name in ("summary", "config"):
                 text = re.sub(r"\bnan\b", "None", str(cell))
                 try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipmill.manifests.arrays import FloatArray, Integers, Mask
+from clipmill.manifests.arrays import Array, FloatArray, Integers, Mask
 from clipmill.manifests.text import is_printable
 from clipmill.verdict.tables.cells import Cell, comma_use, is_empty, read_cell
 
@@ -50,6 +50,10 @@ class Column:
         )
         return distinct[self.codes] if len(distinct) else np.full(len(self.codes), np.nan)
 
+    def at(self, row: int) -> Any:
+        """The cell of a row."""
+        return self.values[self.codes[row]]
+
     def counts(self) -> Integers:
         """How many rows have each distinct cell."""
         return np.bincount(self.codes, minlength=len(self.values))
@@ -61,6 +65,10 @@ class Column:
             value for value, is_there in zip(self.values, seen, strict=True)
             if is_there and not is_empty(value)
         ]  # fmt: skip
+
+    def has_numbers(self) -> bool:
+        """Whether some cell is a number."""
+        return any(cell.value is not None for cell in self.cells)
 
     def is_there(self) -> Mask:
         """Which rows have a cell that is not empty."""
@@ -84,6 +92,11 @@ class Column:
     def mapped(self, change: Callable[[Any], Any]) -> Column:
         """The column of other distinct cells; what becomes equal is one."""
         return recoded([change(value) for value in self.values], self.codes)
+
+    def filled(self, is_blank: Mask) -> Column:
+        """The same with the cell above in blank rows."""
+        rows = np.where(is_blank, 0, np.arange(len(is_blank)))
+        return Column(self.values, self.codes[np.maximum.accumulate(rows)], self.comma)
 
     def taken(self, rows: Mask | Integers) -> Column:
         """Some of the rows, and of the distinct cells those that they have."""
@@ -232,3 +245,86 @@ def joined(frames: Sequence[Frame]) -> Frame:
         for reason, count in frame.left_out.items():
             whole.left_out[reason] = whole.left_out.get(reason, 0) + count
     return whole
+
+
+def stacked(frame: Frame, parts: Sequence[Frame], note: str) -> Frame:
+    """The table with the rows of all parts in the place of its own."""
+    rows = joined(parts)
+    return replace(frame, columns=rows.columns, rows=rows.rows, notes=[*frame.notes, note])
+
+
+def with_rows(
+    frame: Frame, others: Mapping[str, Column], key: str, names: Mapping[str, Mapping[str, str]],
+    metrics: Sequence[str], note: str,
+) -> Frame:  # fmt: skip
+    """The table with a row for each label in the place of its columns. names: {label: {metric: its
+    column}}; others: columns that each of these rows has; key: the column of the labels.
+    """
+    first = np.zeros(frame.rows, np.int32)
+    parts = []
+    for label, own in names.items():
+        values = {
+            metric: frame.columns[own[metric]] if metric in own else Column([ABSENT], first)
+            for metric in metrics
+        }  # fmt: skip
+        parts.append(Frame({**others, key: Column([label], first), **values}, frame.rows))
+    return stacked(frame, parts, note)
+
+
+def shared_start(rows: Iterable[Sequence[str]]) -> int:
+    """How many first items, or letters, all have in common."""
+    alike = [len(set(items)) == 1 for items in zip(*rows, strict=False)]
+    return alike.index(False) if False in alike else len(alike)
+
+
+# --- groups of rows -------------------------------------------------------------------------------
+
+
+def group_codes(frame: Frame, names: Sequence[str]) -> Integers:
+    """A number for each row; equal where the cells of all these columns are equal as texts."""
+    codes = np.zeros(frame.rows, np.int64)
+    for name in names:
+        codes = refined(codes, frame.columns[name].texts().codes)
+    return codes
+
+
+def joined_texts(columns: Sequence[Column]) -> Column:
+    """The texts of several columns in one."""
+    if len(columns) == 1:
+        return columns[0]
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        codes = refined(codes, column.codes)
+    values = []
+    for row in np.unique(codes, return_index=True)[1].tolist():
+        values.append(" ".join(filter(None, (column.at(row) for column in columns))).strip())
+    return recoded(values, codes.astype(np.int32))
+
+
+def refined(groups_N: Array, codes: Array) -> Integers:
+    """Numbers of the groups that are alike in `codes` too."""
+    pairs = groups_N.astype(np.int64) * (int(codes.max(initial=0)) + 1) + codes
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+
+
+def varies(groups_N: Array, values_N: Array) -> bool:
+    """Whether values differ inside of some group."""
+    if not len(groups_N):
+        return False
+    values = np.unique(values_N, return_inverse=True)[1]
+    return distinct(groups_N.astype(np.int64) * len(values) + values) > distinct(groups_N)
+
+
+def are_same_groups(one_N: Array, other_N: Array) -> bool:
+    """Whether rows that are alike in the one are alike in the other, and the reverse."""
+    return not varies(one_N, other_N) and not varies(other_N, one_N)
+
+
+def pairs_of(one_N: Array, other_N: Array) -> Integers:
+    """(2, pairs) the different pairs of codes that some row has, in order."""
+    return np.unique(np.stack([one_N, other_N]), axis=1)
+
+
+def distinct(codes: Array) -> int:
+    """How many different ones there are."""
+    return len(np.unique(codes))

@@ -11,16 +11,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clipmill.verdict.tables.frames import Frame, SeveralTables, frame_of_records, joined, text_of
+from clipmill.verdict.tables.frames import (
+    Frame,
+    SeveralTables,
+    frame_of_records,
+    joined,
+    shared_start,
+    text_of,
+)
 from clipmill.verdict.tables.metric_names import is_known, plain_name
 from clipmill.verdict.tables.roles import (
     ARM_WORDS,
     BASELINES,
     COUNTER,
     DATA_SETS,
-    NAMES,
     SPLITS,
     TWO_LEVELS,
+    role_of_name,
 )
 
 Record = dict[str, Any]
@@ -209,10 +216,8 @@ def _exploded(row: Record, above: Mapping[str, Sequence[object]] | None = None) 
         if isinstance(value, list) and all(map(is_number, value))
         and len(value) > (RUN_LIST.search(key) is None)
         and key not in PER_SAMPLE
+        and not (len(value) == 2 and SUMMARY.search(key))  # the ends of an interval
     }  # fmt: skip
-    lists = {
-        key: each for key, each in lists.items() if len(each) != 2 or not SUMMARY.search(key)
-    }  # the ends of an interval
     seeds = {key: cells for key, cells in (above or {}).items() if SEED_LIST.fullmatch(key)}
     sizes = {len(each) for each in lists.values()}
     of_seeds = next((len(cells) for cells in seeds.values() if len(cells) in sizes), 0)
@@ -411,7 +416,7 @@ def jmh_of_table(frame: Frame, baseline: str | None) -> Frame:
     scores, documents = columns["score"].numbers().tolist(), list[Record]()
     for row, score in enumerate(scores):
         cells = {
-            name: text_of(column.values[column.codes[row]])
+            name: text_of(column.at(row))
             for name, column in (*columns.items(), *frame.columns.items())
         }
         documents.append({
@@ -483,19 +488,13 @@ def _name_methods(rows: Sequence[Record]) -> None:
         return  # they are the same as they stand
     rests: dict[str, dict[str, str]] = {}
     for name, methods in classes.items():
-        start = _shared_start(methods)
-        end = _shared_start([method[:start:-1] for method in methods])
+        start = shared_start(methods)
+        end = shared_start([method[:start:-1] for method in methods])
         rests[name] = {method: method[start : len(method) - end] for method in methods}
     same = [set(own.values()) for own in rests.values()]
     if len(same) > 1 and len(same[0]) > 1 and all(own == same[0] for own in same) and all(same[0]):
         for row in rows:
             row["method"] = rests[row["class"]][row["method"]]
-
-
-def _shared_start(texts: Sequence[str]) -> int:
-    """How many first letters texts have in common."""
-    alike = [len(set(letters)) == 1 for letters in zip(*texts, strict=False)]
-    return alike.index(False) if False in alike else len(alike)
 
 
 def _trainer(document: Record) -> Frame | None:
@@ -671,7 +670,7 @@ class _Tree:
             inner = _at(part, path)
             cells, lists = self.beside(part, {".".join(path): inner}, cells, lists)
             is_task = path[-1] in ("metrics", "scores", "results") and not is_top
-            is_task &= not any(_role_of(key) == "task" for key in cells)
+            is_task &= not any(role_of_name(key)[0] == "task" for key in cells)
             self.walk(inner, cells, lists, "task" if is_task else path[-1], depth)
         else:
             self.rows += [cells | row for row in _exploded(flat(part), lists)]
@@ -803,7 +802,7 @@ class _Tree:
                 else:
                     self.others += [path[0]]
                 continue
-            is_other = len(path) > 1 and _role_of(path[-1]) in ("", "metric", "value")
+            is_other = len(path) > 1 and role_of_name(path[-1])[0] in ("", "metric", "value")
             is_own = is_known(path[-1]) and (
                 plain_name(path[-1]) in own or (is_number(value) and any(map(is_known, own)))
             )
@@ -893,10 +892,4 @@ def _word_role(name: str) -> str:
     forms = {plain, plain.removesuffix("s")}
     if forms & set(ARM_WORDS) and plain != "data" and not SEED_LIST.fullmatch(plain):
         return "arm"
-    return "task" if "task" in map(_role_of, forms) else ""
-
-
-def _role_of(name: str) -> str:
-    """The first role that a name could have, "" for a name of an arm or a metric."""
-    plain = plain_name(name)
-    return next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
+    return "task" if any(role_of_name(form)[0] == "task" for form in forms) else ""

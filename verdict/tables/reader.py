@@ -14,7 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,21 @@ from clipmill.verdict.tables.cells import (
 )
 from clipmill.verdict.tables.forms import ERRORS, STUDY_FORM, frame_of_bytes
 from clipmill.verdict.tables.frames import (
-    ABSENT,
     Column,
     Frame,
     SeveralTables,
+    distinct,
+    group_codes,
     joined,
+    joined_texts,
+    pairs_of,
     recoded,
+    refined,
+    shared_start,
+    stacked,
     text_of,
+    varies,
+    with_rows,
 )
 from clipmill.verdict.tables.json_forms import SCALAR_FORM
 from clipmill.verdict.tables.metric_names import (
@@ -59,7 +67,6 @@ from clipmill.verdict.tables.roles import (
     DATA_SETS,
     DERIVED_WORDS,
     METRIC_PREFIX,
-    NAMES,
     NO_ARM,
     SETTING_PREFIX,
     SHARED_SPLITS,
@@ -74,13 +81,13 @@ from clipmill.verdict.tables.roles import (
     are_of_one_size,
     are_whole,
     baseline_arm,
-    group_codes,
     is_design,
     is_tested_on,
     middle_digits,
     name_role,
     of_each_row,
     quoted,
+    role_of_name,
     roles_of,
     values_of,
     were_counted,
@@ -240,6 +247,17 @@ class Results:
     sd_N: FloatArray | None = None
     missing: str = ""
     splits: Mapping[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+
+    def taken(self, places: Integers) -> Results:
+        """Some of the measurements."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        taken = {
+            name: own[places] for name, own in columns.items()
+            if name.endswith("_N") and own is not None
+        }  # fmt: skip
+        if self.per_sample is not None:
+            taken["per_sample"] = tuple(self.per_sample[n] for n in places.tolist())
+        return replace(self, **taken)
 
 
 def read_results(sources: Sequence[Source], columns: Options | None = None) -> Results:
@@ -447,14 +465,8 @@ def _labels(files: Sequence[str]) -> list[str]:
     parts = [[*path.parts[:-1], path.stem] for path in paths]
     if len(files) == 1:
         return [parts[0][-1]]
-    start, end = _shared(parts), _shared([each[::-1] for each in parts])
+    start, end = shared_start(parts), shared_start([each[::-1] for each in parts])
     return ["/".join(each[start : len(each) - end] or each[-1:]) for each in parts]
-
-
-def _shared(rows: Sequence[Sequence[str]]) -> int:
-    """How many first items all rows have in common."""
-    alike = [len(set(items)) == 1 for items in zip(*rows, strict=False)]
-    return alike.index(False) if False in alike else len(alike)
 
 
 def _see_history(frame: Frame) -> None:
@@ -526,7 +538,7 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
     numbers = sorted({number for own in inside.values() for number in own}, key=int)
     metrics = {
         metric: own for metric, own in inside.items() if 2 * len(own) > max(len(numbers), 2)
-        and any(_has_number(frame.columns[name]) for name in own.values())
+        and any(frame.columns[name].has_numbers() for name in own.values())
     }  # fmt: skip
     if len(words) == 1 and 2 * len(metrics) > len(inside):
         taken = {plain_name(name) for name in frame.columns}
@@ -539,34 +551,6 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
     ) not in (list(range(len(runs))), list(range(1, len(runs) + 1))):  # fmt: skip
         return frame
     return _melted(frame, "run", list(runs), {"value": runs}, several)
-
-
-def _has_number(column: Column) -> bool:
-    return not np.isnan(column.numbers()).all()
-
-
-def _stacked(frame: Frame, parts: Sequence[Frame], note: str) -> Frame:
-    """The table with the rows of all parts in the place of its own."""
-    rows = joined(parts)
-    return replace(frame, columns=rows.columns, rows=rows.rows, notes=[*frame.notes, note])
-
-
-def _with_rows(
-    frame: Frame, others: Mapping[str, Column], key: str, names: Mapping[str, Mapping[str, str]],
-    metrics: Sequence[str], note: str,
-) -> Frame:  # fmt: skip
-    """The table with a row for each label in the place of its columns. names: {label: {metric: its
-    column}}; others: columns that each of these rows has; key: the column of the labels.
-    """
-    first = np.zeros(frame.rows, np.int32)
-    parts = []
-    for label, own in names.items():
-        values = {
-            metric: frame.columns[own[metric]] if metric in own else Column([ABSENT], first)
-            for metric in metrics
-        }  # fmt: skip
-        parts.append(Frame({**others, key: Column([label], first), **values}, frame.rows))
-    return _stacked(frame, parts, note)
 
 
 def _melted(
@@ -584,7 +568,7 @@ def _melted(
         for number in numbers
     }  # fmt: skip
     note = f"header: {', '.join(names[:3])}, … are runs"
-    long = _with_rows(frame, others, key, runs, list(metrics), note)
+    long = with_rows(frame, others, key, runs, list(metrics), note)
     if beside := [name for name in frame.columns if name in metrics]:
         long.notes.append(f"not read: {', '.join(beside[:5])}, beside the runs of this name")
     long.roles = {name: role for name, role in frame.roles.items() if name not in beside}
@@ -593,11 +577,9 @@ def _melted(
         long.roles["value"] = ("value", "")
     labels = []
     for name, column in others.items():
-        plain = plain_name(name)
-        role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
-        if role in OF_RUNS or SETTING_PREFIX.match(name):
+        if role_of_name(name)[0] in OF_RUNS or SETTING_PREFIX.match(name):
             continue
-        if _has_number(column):
+        if column.has_numbers():
             long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
         elif len(column.present()) > 1 and name != "file":
             labels.append(name)
@@ -621,7 +603,7 @@ def _with_arms_below(frame: Frame, baseline: str | None) -> Frame:
         words = re.split(r"[_/.: -]+", name)
         ends = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[:n]))]
         starts = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[n:]))]
-        if (ends or starts) and _has_number(column):
+        if (ends or starts) and column.has_numbers():
             n = ends[-1] if ends else starts[0]
             metric, arm = ("_".join(part) for part in (words[:n], words[n:])[:: 1 if ends else -1])
             found.setdefault(arm, {})[metric] = name
@@ -635,14 +617,14 @@ def _with_arms_below(frame: Frame, baseline: str | None) -> Frame:
     is_grid = len(found) > 1 < len(metrics) and all(own.keys() == metrics.keys()
                                                     for own in found.values())  # fmt: skip
     labels = [one for name, one in others.items() if name != "file" and len(one.present()) > 1]
-    if not is_grid or not all(map(_has_number, labels)) or (
+    if not is_grid or not all(map(Column.has_numbers, labels)) or (
         {"arm", *metrics} & others.keys() or {*map(plain_name, found)} <= STAGES
         or frame.roles or any(DATA_SETS.search(plain_name(arm)) for arm in found)
     ):  # fmt: skip
         return frame
     shown = ", ".join([*found][:3])
     note = f"header: {', '.join(metrics)} of each of {shown}, … as the arms"
-    long = _with_rows(frame, others, "arm", found, list(metrics), note)
+    long = with_rows(frame, others, "arm", found, list(metrics), note)
     long.roles = {"arm": ("arm", "a part of the header")}
     return long
 
@@ -669,13 +651,13 @@ def _with_rows_of_arms(frame: Frame, columns: Mapping[str, str]) -> Frame:
     taken = set(columns.values())
     metric = " ".join(sorted(set.intersection(*(set(deciding_words(name)) for name in taken))))
     known = [name for name in frame.columns if name not in taken and is_known(name)]
-    beside = [name for name in known if _has_number(frame.columns[name])]
+    beside = [name for name in known if frame.columns[name].has_numbers()]
     others = {name: frame.columns[name] for name in frame.columns if name not in {*taken, *beside}}
     if not metric or {"arm", metric} & others.keys():
         return frame
     arms = {arm: {metric: name} for arm, name in columns.items()}
     note = f"header: {metric} of {', '.join(columns)} as the arms"
-    long = _with_rows(frame, others, "arm", arms, [metric], note)
+    long = with_rows(frame, others, "arm", arms, [metric], note)
     if beside:
         long.notes.append(f"not read: {', '.join(beside[:6])}, which are of no such arm")
     long.roles = {"arm": ("arm", "a part of the header")}
@@ -697,7 +679,7 @@ def _with_pairs_below(frame: Frame) -> Frame:
         columns = [frame.columns[name].present()[:SOME] for name in own]
         are_names = [all(map(is_known, map(text_of, present))) for present in columns]
         metric, value = own if are_names[0] else own[::-1]
-        if sum(are_names) == 1 and _has_number(frame.columns[value]):
+        if sum(are_names) == 1 and frame.columns[value].has_numbers():
             pairs.append((metric, value))
     taken = {name for pair in pairs for name in pair}
     if len(pairs) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
@@ -709,7 +691,7 @@ def _with_pairs_below(frame: Frame) -> Frame:
         part = Frame({**others, **pair}, frame.rows)
         parts.append(part.taken(frame.columns[metric].is_there()))
     shown = ", ".join(f"{value} of {metric}" for metric, value in pairs)
-    long = _stacked(frame, parts, f"header: {shown} are a row each")
+    long = stacked(frame, parts, f"header: {shown} are a row each")
     why = "pairs of its name and its value"
     long.roles = frame.roles | {"metric": ("metric", why), "value": ("value", why)}
     return long
@@ -910,7 +892,7 @@ class _Reading:
         plain = plain_name(name).removeprefix("sys_")
         are_answers = present <= {"true", "false", "0", "1", "yes", "no"}
         runs = (*self.roles.arm, *self.roles.seed)
-        if are_answers and self.roles.seed and _varies(group_codes(self.frame, runs), column.codes):
+        if are_answers and self.roles.seed and varies(group_codes(self.frame, runs), column.codes):
             self.roles.give("text", [name], "it varies inside of one run, so it is no state")
             return
         bad, unknown = [], []
@@ -988,7 +970,7 @@ class _Reading:
             there = own.is_there()
             if other == test or (there & is_test).any() or not there[is_other].all():
                 continue
-            runs = _refined(cells, own.codes)[is_other]
+            runs = refined(cells, own.codes)[is_other]
             if len(own.taken(is_other).present()) < 2 or np.bincount(runs).max() > 1:
                 continue
             ways = [
@@ -1079,9 +1061,9 @@ class _Reading:
             rest_N = group_codes(frame, [each for each in others if each != name])
             present = np.unique(column.codes)
             cells = np.unique(np.stack([rest_N, column.codes]), axis=1, return_counts=True)[1]
-            is_full = len(present) * len(np.unique(rest_N)) == len(cells) == frame.rows
+            is_full = len(present) * distinct(rest_N) == len(cells) == frame.rows
             if len(present) > 1 and is_full:
-                first = column.values[column.codes[0]]
+                first = column.at(0)
                 what = f"that are those of {name} {first!r} again, with equal values"
                 self._keep_rows(column.is_in({first}), what)
                 return
@@ -1101,7 +1083,7 @@ class _Reading:
             return
         tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
         is_few = not 1 < most <= seeds / 2 or seeds_N.max() < 2 * tasks_N.max() + 1
-        if is_few or _varies(seeds_N, tasks_N):
+        if is_few or varies(seeds_N, tasks_N):
             self._number_submissions()
             return
         order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
@@ -1109,7 +1091,7 @@ class _Reading:
         pairs, place_N = np.unique(starts_N + order, return_inverse=True)
         why = "each task has others, so its runs are numbered by them"
         self._take_seed_numbers(place_N - np.searchsorted(pairs, starts_N), why)
-        if not _varies(seeds_N, group_codes(frame, roles.arm)):
+        if not varies(seeds_N, group_codes(frame, roles.arm)):
             roles.paired = False  # no two arms share a seed
         roles.seed = roles.seed[:1]
 
@@ -1123,9 +1105,9 @@ class _Reading:
         column = frame.columns[roles.seed[0]]
         arms_N = group_codes(frame, roles.arm)
         cells_N = group_codes(frame, (*roles.arm, *roles.task))
-        runs_N = _refined(arms_N, column.codes)  # of an arm
+        runs_N = refined(arms_N, column.codes)  # of an arm
         _, first, of_cell_N = np.unique(
-            _refined(cells_N, column.codes), return_index=True, return_inverse=True
+            refined(cells_N, column.codes), return_index=True, return_inverse=True
         )
         tasks_A = np.bincount(arms_N[np.unique(cells_N, return_index=True)[1]])
         tasks_R = np.bincount(runs_N[first])
@@ -1153,7 +1135,8 @@ class _Reading:
         roles, told = self.roles, self.told.names.get("block", ())
         of_splits = any(roles.given[name][1] == SHARED_SPLITS for name in roles.seed)
         inside = tuple(name for name in told if of_splits or is_tested_on(name))
-        if not roles.seed or not inside or not self._repeat_each(inside):
+        repeats = self._vary_in(roles.seed, inside) and self._vary_in(inside, roles.seed)
+        if not roles.seed or not inside or not repeats:
             return
         roles.block = tuple(name for name in roles.block if name not in inside)
         roles.task = (*roles.task, *inside)
@@ -1162,14 +1145,9 @@ class _Reading:
         shown = " and ".join(map(repr, inside))
         self.notes.append(f"the values of a run are averaged over {shown}, as {why}")
 
-    def _repeat_each(self, names: tuple[str, ...]) -> bool:
-        """Whether each run has several values of some columns, and each of these has all runs."""
-        seeds = self.roles.seed
-        return self._vary_in(seeds, names) and self._vary_in(names, seeds)
-
     def _vary_in(self, groups: Sequence[str], names: Sequence[str]) -> bool:
         """Whether rows that are alike in some columns differ in others."""
-        return _varies(group_codes(self.frame, groups), group_codes(self.frame, names))
+        return varies(group_codes(self.frame, groups), group_codes(self.frame, names))
 
     # values
 
@@ -1254,7 +1232,7 @@ class _Reading:
         ):
             return
         if own.present():
-            self.table["task"] = _crossed(tasks, own)
+            self.table["task"] = joined_texts([tasks, own])
         self.table["metric"] = recoded([metric], 0 * own.codes)
         self.notes.append(f"metric: {metric}, as the caption says")
 
@@ -1327,7 +1305,7 @@ class _Reading:
         if roles.task and roles.metric:
             what = "metric" if is_dict else "task"
         if what == "task" and roles.task:  # several columns of values for each name of a metric
-            own = _crossed(table["task"], own)
+            own = joined_texts([table["task"], own])
         if what == "task" and roles.metric and not is_dict:  # the row's metric is of its own value
             known = [name for name in self.cells.names if is_known(name)]
             its = [name for name in known if re.search("score|value|result", plain_name(name))]
@@ -1374,16 +1352,7 @@ class _Reading:
         rows = self.cells.row_N
         if not names:
             return Column([""], np.zeros(len(rows), np.int32))
-        if len(names) == 1:
-            return self.frame.columns[names[0]].texts().taken(rows)
-        codes = group_codes(self.frame, names)
-        first = np.unique(codes, return_index=True)[1].tolist()
-        parts = [self.frame.columns[name].texts() for name in names]
-        values = []
-        for row in first:
-            texts = (part.values[part.codes[row]] for part in parts)
-            values.append(" ".join(filter(None, texts)))
-        return recoded(values, codes.astype(np.int32)).taken(rows)
+        return joined_texts([self.frame.columns[name].texts() for name in names]).taken(rows)
 
     # names
 
@@ -1428,20 +1397,14 @@ class _Reading:
         shown = f"({example!r} is {taken[example][0]!r}, seed {taken[example][1]})"
         if roles.seed:  # the name ends in the seed of its row, or its row has none
             column = table["seed"]
-            pairs = np.unique(np.stack([arms.codes, column.codes]), axis=1).T.tolist()
-            told = {
-                (a, s): (column.values[s], taken.get(arms.values[a], ("", column.values[s]))[1])
-                for a, s in pairs
-            }  # fmt: skip
-            if any(
-                own and read_cell(own).value != read_cell(in_name).value
-                for own, in_name in told.values()
-            ):
-                return
-            codes = arms.codes.astype(np.int64) * len(column.values) + column.codes
-            distinct, inverse = np.unique(codes, return_inverse=True)
-            of_cells = [told[divmod(code, len(column.values))][1] for code in distinct.tolist()]
-            table["seed"] = recoded(of_cells, inverse.astype(np.int32))
+            codes, of_cells = refined(arms.codes, column.codes), list[str]()
+            for row in np.unique(codes, return_index=True)[1].tolist():
+                text = column.at(row)
+                in_name = taken.get(arms.at(row), ("", text))[1]
+                if text and read_cell(text).value != read_cell(in_name).value:
+                    return
+                of_cells.append(in_name)
+            table["seed"] = recoded(of_cells, codes.astype(np.int32))
             self.notes.append(f"arm: without the seed in its name {shown}")
         else:
             table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])
@@ -1485,7 +1448,7 @@ class _Reading:
             return False
         place = {number: n for n, group in enumerate(groups) for number in group}
         places = np.array([place[scales[text_of(text)]] for text in column.values])[column.codes]
-        pairs = np.unique(np.stack([places, arms.codes]), axis=1)
+        pairs = pairs_of(places, arms.codes)
         if 2 * int((np.bincount(pairs[0]) > 1).sum()) > len(groups) or len(groups) < 2:
             return False
         name, shown = names[0], values_of(column)
@@ -1513,18 +1476,18 @@ class _Reading:
         is_tracked |= {"tag", "step", "value"} <= {*map(plain_name, self.frame.columns)}
         steps_N = self.frame.columns[name].numbers()[self.cells.row_N]
         keys_N = self._key("arm", "seed", "block", "task", "metric", "scale")
-        varies = _varies(keys_N, steps_N)
+        is_open = varies(keys_N, steps_N)
         if not is_told and not is_tracked:
-            roles.unsettled += [name] if varies else []
+            roles.unsettled += [name] if is_open else []
             return
-        if varies or self.frame.history:
+        if is_open or self.frame.history:
             what = "told" if is_told else "a tracker's step"
             self.notes.append(f"{name}: the last row of each run counts ({what})")
         steps_N = np.nan_to_num(steps_N, nan=-np.inf)
         parts = ("task",) if roles.is_long or roles.task else ()
         runs_N = self._key("arm", "seed", "block", "scale", *parts)
         kept = np.ones(len(keys_N), bool)
-        if varies:
+        if is_open:
             kept = self._at_the_end(steps_N, keys_N)
             earlier = int((~kept).sum())
             self.cells_out[f"earlier than the last {name} of its run"] += earlier
@@ -1532,7 +1495,7 @@ class _Reading:
         elif not self.frame.history and not self.table["seed"].present():
             runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
         self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
-        if varies or self.frame.history:
+        if is_open or self.frame.history:
             self._name_training()
 
     def _name_training(self) -> None:
@@ -1567,7 +1530,7 @@ class _Reading:
         for order in orders:
             order = np.where(np.isnan(order), -np.inf, order)
             kept &= order == _largest(order, keys_N, kept)[keys_N]
-            places = _refined(places, np.unique(order, return_inverse=True)[1])
+            places = refined(places, np.unique(order, return_inverse=True)[1])
         if self.frame.history:
             rows_N = self.cells.row_N.astype(np.float64)
             kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
@@ -1633,7 +1596,7 @@ class _Reading:
         for role in roles:
             column = self.table[role]
             if len(column.values) > 1:
-                codes = _refined(codes, column.codes)
+                codes = refined(codes, column.codes)
         return codes
 
     def _measured(self, scales: Mapping[str, float]) -> Results:
@@ -1691,7 +1654,7 @@ class _Reading:
             if column is None or not is_of_splits or len(column.present()) < 2:
                 continue
             texts = column.texts().taken(self.cells.row_N)
-            for arm, code in np.unique(np.stack([arms.codes, texts.codes]), axis=1).T.tolist():
+            for arm, code in pairs_of(arms.codes, texts.codes).T.tolist():
                 own = of_arms.setdefault(text_of(arms.values[arm]), set())
                 own |= {texts.values[code]} - {""}
             return {arm: (name, frozenset(own)) for arm, own in of_arms.items()}
@@ -1871,7 +1834,7 @@ class _Reading:
         self._ask(keys_N, several_N, "seed" if has_seeds else "", None)
         if has_seeds and differs.any():
             n = int(np.flatnonzero(differs)[0])
-            shown = {role: text_of(own.values[own.codes[n]]) for role, own in self.table.items()}
+            shown = {role: text_of(own.at(n)) for role, own in self.table.items()}
             of = " ".join(filter(None, (shown["task"], shown["metric"])))
             raise ValueError(
                 f"arm {shown['arm']!r}, seed {shown['seed']} has two values of "
@@ -1915,9 +1878,7 @@ class _Reading:
 
     def _shares_seeds(self) -> bool:
         """Whether some seed is of two arms."""
-        codes = np.stack([self.table["seed"].codes, self.table["arm"].codes])
-        pairs = np.unique(codes, axis=1)
-        return bool(len(np.unique(pairs[0])) < pairs.shape[1])
+        return varies(self.table["seed"].codes, self.table["arm"].codes)
 
     def _chosen_settings(self) -> set[str]:
         """Columns whose values an experiment chooses, so that runs that differ in them are no
@@ -1943,17 +1904,17 @@ class _Reading:
             if name in self.frame.columns:
                 column = self.frame.columns[name].texts().taken(rows_N)
                 there = column.is_there()  # a setting that some runs do not state is not another
-                differing += [name] if _varies(groups_N[there], column.codes[there]) else []
+                differing += [name] if varies(groups_N[there], column.codes[there]) else []
         if not differing or not (only is None or only & {*differing}):
             return
         names = tuple(self._needed(differing, rows_N, groups_N))
         column = self.frame.columns[names[0]].taken(rows_N)
         at = np.flatnonzero(column.is_there())
-        pairs = np.unique(np.stack([groups_N[at], column.codes[at]]), axis=1)[0]
+        pairs = pairs_of(groups_N[at], column.codes[at])[0]
         group = pairs[1:][pairs[1:] == pairs[:-1]][0]  # one that has two values
         n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == group)[0]])
         arms, files = self.table["arm"], self.frame.columns["file"].present()
-        arm = text_of(arms.values[arms.codes[n]])
+        arm = text_of(arms.at(n))
         seed = text_of(self.table["seed"].values[self.table["seed"].codes[n]])
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
         labels, is_one = self._labels(names), len(arms.present()) < 2
@@ -1977,7 +1938,7 @@ class _Reading:
             is_one or roles.given[each][0] == "identifier" or _crosses(each)
             or (are_whole(self.frame.columns[each])
                 and (are_unnamed or roles.given[each][0] in ("metric", "seed")))
-            or not _varies(group_codes(self.frame, (each,))[self.cells.row_N], arms_N)
+            or not varies(group_codes(self.frame, (each,))[self.cells.row_N], arms_N)
             for each in names
         )  # fmt: skip
         rest = tuple(each for each in names if each not in steps)
@@ -2037,10 +1998,10 @@ class _Reading:
         shown = " and ".join(map(self._shown, names[:6]))
         shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
         settings_N = group_codes(self.frame, names)
-        alone_N = _refined(groups_N, settings_N[rows_N])
-        own_N = np.unique(np.stack([settings_N[self.cells.row_N], arms_N]), axis=1)[0]
+        alone_N = refined(groups_N, settings_N[rows_N])
+        own_N = pairs_of(settings_N[self.cells.row_N], arms_N)[0]
         is_search = not of and are_settings and np.bincount(alone_N).max() == 1
-        if is_search and 2 * len(np.unique(own_N)) > len(own_N) and not is_one:
+        if is_search and 2 * distinct(own_N) > len(own_N) and not is_one:
             shown += ", each with settings of its own as in a search, so no run is repeated"
         raise Open(
             f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
@@ -2075,7 +2036,7 @@ class _Reading:
     def _parts_arms(self, name: str) -> bool:
         """Whether an arm shares no value of a column with any other arm."""
         codes = self.frame.columns[name].texts().codes[self.cells.row_N]
-        pairs = np.unique(np.stack([codes, self.table["arm"].codes]), axis=1)
+        pairs = pairs_of(codes, self.table["arm"].codes)
         is_shared = np.bincount(pairs[0])[pairs[0]] > 1
         return bool((np.bincount(pairs[1], is_shared)[pairs[1]] == 0).any())
 
@@ -2103,7 +2064,7 @@ class _Reading:
         all_codes = group_codes(self.frame, names)
         codes = all_codes[self.cells.row_N]
         arms, runs = (
-            np.bincount(np.unique(np.stack([codes, self._key(*keys)]), axis=1)[0])
+            np.bincount(pairs_of(codes, self._key(*keys))[0])
             for keys in (("arm",), ("arm", "seed"))
         )
         rows, here = np.bincount(codes), np.unique(all_codes[rows_N]).tolist()
@@ -2112,7 +2073,7 @@ class _Reading:
         found: dict[str, Chosen] = {}
         for code in here[:SOME]:
             row = int(np.flatnonzero(all_codes == code)[0])
-            values = [text.values[text.codes[row]] for text in texts]
+            values = [text.at(row) for text in texts]
             found.setdefault(values[0], tuple(zip(names, values, strict=True)))
         return list(found.values())[: 1 if len(names) == 1 else MOST_CHOICES]
 
@@ -2127,8 +2088,8 @@ class _Reading:
         for name in sorted(differing, key=order.__getitem__):
             rest_N = groups_N
             for other in [each for each in kept if each != name]:
-                rest_N = _refined(rest_N, columns[other].codes)
-            if len(kept) > 1 and not _varies(rest_N, columns[name].codes):
+                rest_N = refined(rest_N, columns[other].codes)
+            if len(kept) > 1 and not varies(rest_N, columns[name].codes):
                 kept.remove(name)
         return kept
 
@@ -2136,7 +2097,7 @@ class _Reading:
         """A column of texts from which the arm and these columns follow: it may name the arms."""
         roles, frame = self.roles, self.frame
         parts = [*(roles.arm if roles.arm != ("file",) else ()), *names]
-        runs = 2 if roles.seed and len(np.unique(group_codes(frame, roles.seed))) > 1 else 1
+        runs = 2 if roles.seed and distinct(group_codes(frame, roles.seed)) > 1 else 1
         for name, (role, _) in roles.given.items():
             if role not in ("text", "identifier") or name in parts or name == "file":
                 continue
@@ -2147,7 +2108,7 @@ class _Reading:
             if is_text and sum(map(len, present[:SOME])) > LONG_TEXT * len(present[:SOME]):
                 continue
             if is_text and runs * len(present) <= frame.rows and not any(
-                _varies(labels_N, frame.columns[each].codes) for each in parts
+                varies(labels_N, frame.columns[each].codes) for each in parts
             ):  # fmt: skip
                 return [name]
         return []
@@ -2227,8 +2188,8 @@ class _Reading:
         of_arms, arms_N = self.roles.arm, group_codes(self.frame, self.roles.arm)
         chosen = [name for name in self.roles.of("setting") if name in self.frame.columns]
         own = [name for name in chosen if name not in (*of_arms, *self.roles.block)
-               and _varies(arms_N, group_codes(self.frame, (name,)))]  # fmt: skip
-        runs = len(np.unique(group_codes(self.frame, (*self.roles.arm, *own))))
+               and varies(arms_N, group_codes(self.frame, (name,)))]  # fmt: skip
+        runs = distinct(group_codes(self.frame, (*self.roles.arm, *own)))
         if own and 2 * runs > self.frame.rows:
             self.notes.append(
                 f"runs: most have settings of their own ({', '.join(own[:SHOWN])}), as in a "
@@ -2251,14 +2212,14 @@ class _Reading:
             elif role == "metric" and name not in (*roles.values, *roles.metric):
                 role, reason = "setting", "not a value"
             columns.append(ColumnRole(name=name, role=role, reason=reason or "nothing needs it"))
-        used = len(np.unique(self.cells.row_N))
+        used = distinct(self.cells.row_N)
         for name, texts in self.no_numbers.items():
             shown = ", ".join(repr(text) for text, _ in texts.most_common(4))
             more = ", …" if len(texts) > 4 else ""
             self.cells_out[f"no finite number ({name} is {shown}{more})"] += texts.total()
         self.rows_out["without a value that counts"] += self.frame.rows - used
         return Account(
-            form=self.frame.form, columns=tuple(columns), metrics=(), rows=self.rows,
+            form=self.frame.form, columns=tuple(columns), rows=self.rows,
             rows_used=used, rows_left_out=_counts(self.rows_out), cells=self.attempted,
             cells_used=len(self.cells.value_N), cells_left_out=_counts(self.cells_out)
         )  # fmt: skip
@@ -2310,7 +2271,7 @@ def _completed(frames: list[Frame], told: Options, way: Way, rounds: int = 4) ->
     has_baseline = told.baseline is None or baseline is not None
     is_shared = not are_told or _share_tasks(results, baseline)
     if results.blocks:  # enough blocks, and some of the baseline's, have two arms
-        pairs = np.unique(np.stack([results.block_N, results.arm_N]), axis=1)
+        pairs = pairs_of(results.block_N, results.arm_N)
         arms = np.bincount(pairs[0])
         is_shared &= 2 * int((arms > 1).sum()) >= min(int((arms > 0).sum()), 2 * LEAST_MATCHED)
         if baseline:
@@ -2374,13 +2335,6 @@ def _share_tasks(results: Results, baseline: str | None) -> bool:
     return len(complete) > 1 and (baseline is None or baseline in complete)
 
 
-def _crossed(one: Column, two: Column) -> Column:
-    """The texts of two columns as one."""
-    texts = [f"{first} {second}".strip() for first in one.values for second in two.values]
-    codes = one.codes * len(two.values) + two.codes
-    return recoded(texts, codes.astype(np.int32)).taken(np.ones(len(codes), bool))
-
-
 def _has_dictionaries(column: Column) -> bool:
     return any(isinstance(value, dict) for value in column.values)
 
@@ -2409,21 +2363,6 @@ def _largest(values_N: FloatArray, groups_N: Integers, kept: Mask) -> FloatArray
     return found
 
 
-def _refined(groups_N: Integers, codes: Array) -> Integers:
-    """Numbers of the groups that are alike in `codes` too."""
-    pairs = groups_N * (int(codes.max(initial=0)) + 1) + codes
-    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-
-
-def _varies(groups_N: Integers, values_N: Array) -> bool:
-    """Whether values differ inside of some group."""
-    if not len(groups_N):
-        return False
-    values = np.unique(values_N, return_inverse=True)[1]
-    pairs = groups_N * (int(values.max()) + 1) + values
-    return len(np.unique(pairs)) > len(np.unique(groups_N))
-
-
 def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Integers]:
     """The names that some cell has, in order of appearance, and the place of each cell's."""
     texts = column.texts()
@@ -2445,8 +2384,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     more, that count from 0 or 1, or have an `s0`.
     """
     for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
-        found = {name: match for name in names if (match := pattern.match(name))}
-        if found and len(found) == len(names):
+        if found := _all_matched(pattern, names):
             if pattern is TIME_IN_NAME:  # when each was written, beside what names it
                 rests = [match["arm"] for match in found.values()]
                 if inner := seeds_in_paths(rests):
@@ -2458,8 +2396,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
             if len(set(taken.values())) == len(taken):
                 return taken
     for pattern in (SHORT_SEED, IN_BRACKETS, SHORT_FIRST):
-        found = {name: match for name in names if (match := pattern.match(name))}
-        if len(found) != len(names) or not found:
+        if not (found := _all_matched(pattern, names)):
             continue
         seeds: dict[str, set[int]] = {}
         for match in found.values():
@@ -2472,12 +2409,18 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {}
 
 
+def _all_matched(pattern: re.Pattern[str], names: Sequence[str]) -> dict[str, re.Match[str]]:
+    """{name: its match} where every name has one; else {}."""
+    found = {name: match for name in names if (match := pattern.match(name))}
+    return found if len(found) == len(names) else {}
+
+
 def seeds_in_paths(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """`seeds_in_names` of paths without the folders that all of them begin or end with; {} where
     this leaves nothing out, or makes two of them one.
     """
     parts = [name.split("/") for name in names]
-    start, end = _shared(parts), _shared([each[::-1] for each in parts])
+    start, end = shared_start(parts), shared_start([each[::-1] for each in parts])
     short = ["/".join(each[start : len(each) - end]) for each in parts]
     if not start + end or len(set(short)) < len(short) or not all(short):
         return {}

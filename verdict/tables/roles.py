@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from clipmill.manifests.arrays import Array, FloatArray, Integers
 from clipmill.verdict.tables.cells import is_missing
-from clipmill.verdict.tables.frames import Column, Frame, recoded, text_of
+from clipmill.verdict.tables.frames import (
+    Column,
+    Frame,
+    are_same_groups,
+    distinct,
+    group_codes,
+    pairs_of,
+    recoded,
+    text_of,
+    varies,
+)
 from clipmill.verdict.tables.metric_names import (
     QUALIFIERS,
     deciding_words,
@@ -155,6 +165,15 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          "by its name: a text"),
     )
 )  # fmt: skip
+
+
+def role_of_name(name: str) -> tuple[str, str]:
+    """The first role that a name could have, and why; "" for a name of an arm or a metric."""
+    plain = plain_name(name)
+    fitting = ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain))
+    return next(fitting, ("", ""))
+
+
 # Counts that have the word of a metric.
 COUNTED = re.compile(
     r"(\w+_)?evaluated|(correct|incorrect|passed|failed|solved)_(samples|tests|cases|items|"
@@ -223,6 +242,7 @@ PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
 OF_LM_EVAL = "of lm-eval"  # whose standard errors are over the test samples of one run
 TWO_LEVELS = "two levels of keys could be arms"
+DIVERGED = re.compile(r"[-+]*(nan|inf|infinity)", re.I)  # the value of a run that diverged
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 NAMED = "told by --metric or --task"
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
@@ -369,6 +389,17 @@ class Roles:
     def of(self, role: str) -> list[str]:
         return [name for name, (own, _) in self.given.items() if own == role]
 
+    def keep_values(self, *no_roles: str) -> None:
+        """Leaves out the values that have one of these roles by now."""
+        self.values = tuple(name for name in self.values if self.given[name][0] not in no_roles)
+
+    def drop_values(self, names: Collection[str]) -> None:
+        self.values = tuple(name for name in self.values if name not in names)
+
+    def first(self, role: str) -> str:
+        """The first column of a role; "" where there is none."""
+        return next(iter(self.of(role)), "")
+
     def give(self, role: str, names: Sequence[str], reason: str) -> None:
         for name in names:
             self.given[name] = (role, reason)
@@ -376,11 +407,10 @@ class Roles:
 
 def roles_of(frame: Frame, told: Options, several_files: bool) -> Roles:
     """The role of every column. ValueError, a question, where the arm cannot be known."""
-    _check_told(frame, told)
     roles = Roles()
+    _told_roles(frame, told, roles)
     _count_answers(frame)
     _number_steps(frame)
-    _told_roles(frame, told, roles)
     numeric = {name: _is_numeric(name, column) for name, column in frame.columns.items()}
     for name, column in frame.columns.items():
         if name not in roles.given and name != "file":
@@ -397,7 +427,7 @@ def roles_of(frame: Frame, told: Options, several_files: bool) -> Roles:
     _settle_values(frame, told, roles, numeric)
     _leave_out_derived(frame, roles)
     _settle_seed(frame, told, roles)
-    roles.split = next(iter(roles.of("split")), "")
+    roles.split = roles.first("split")
     _settle_tasks(frame, told, roles)
     _settle_settings(frame, roles)
     _settle_arm(frame, told, roles, several_files)
@@ -426,24 +456,21 @@ def _measure_times(frame: Frame, roles: Roles) -> bool:
 # --- by option, name and cells --------------------------------------------------------------------
 
 
-def _check_told(frame: Frame, told: Options) -> None:
-    names = list(frame.columns)
-    for role, columns in told.names.items():
-        for name in columns:
-            if name not in frame.columns and not (role == "arm" and name == "columns"):
-                shown = ", ".join(name for name in names[:40] if name != "file")
-                raise ValueError(f"there is no column {name!r} (of {shown})")
-
-
 OPTIONS = {"arm": "--arm", "seed": "--seed", "block": "--block", "task": "--task-column",
            "metric": "--metric-column", "value": "--value", "scale": "--scale",
            "test_size": "--samples", "step": "--last", "runs": "--runs"}  # fmt: skip
 
 
 def _told_roles(frame: Frame, told: Options, roles: Roles) -> None:
+    """ValueError for a column that is not there."""
     for role, names in told.names.items():
-        own = [name for name in names if name in frame.columns]
-        roles.give("count" if role == "runs" else role, own, f"told by {OPTIONS[role]}")
+        for name in names:
+            if name in frame.columns:
+                own = "count" if role == "runs" else role
+                roles.given[name] = (own, f"told by {OPTIONS[role]}")
+            elif role != "arm" or name != "columns":
+                shown = ", ".join(each for each in [*frame.columns][:40] if each != "file")
+                raise ValueError(f"there is no column {name!r} (of {shown})")
     roles.run_count = "".join(told.names.get("runs", ()))
 
 
@@ -468,7 +495,7 @@ def _is_numeric(name: str, column: Column) -> bool:
     for value, cell, count in zip(column.values, column.cells, counts.tolist(), strict=True):
         if isinstance(value, list | dict | bool):
             others += count
-        elif cell.value is not None or _is_not_finite(value):
+        elif cell.value is not None or DIVERGED.fullmatch(str(value).strip()):
             numbers += count
         elif not is_missing(value):
             others += count
@@ -476,11 +503,6 @@ def _is_numeric(name: str, column: Column) -> bool:
     if not numbers:
         return is_metric and any(re.match(r"\W*\d", str(value)) for value in column.present()[:50])
     return numbers >= others or (is_metric and numbers * 5 >= others)
-
-
-def _is_not_finite(value: object) -> bool:
-    """Whether it is the value of a run that diverged: NaN or infinity."""
-    return str(value).strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
 
 
 def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple[str, str]:
@@ -514,14 +536,9 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         if is_numeric and (is_index or _counts_rows(column)):
             return "identifier", "an index of rows"
         return ("metric", "numbers") if is_numeric else ("text", "")
-    first = next(
-        ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
-    )
-    if (
-        first is None
-        and not is_numeric
-        and (short := re.sub(r"\s*[\[(][^()\[\]]*[\])]$", "", name)) != name
-    ):
+    first = role_of_name(name)
+    short = re.sub(r"\s*[\[(][^()\[\]]*[\])]$", "", name)
+    if not first[0] and not is_numeric and short != name:
         return _by_name(short, column, is_numeric, frame)  # `Metric (statistic)`
     prefix = SETTING_PREFIX.match(name)
     if is_numeric and re.search(r"[^.]\.(n|count|support|std|stderr|num_\w+)$", name):
@@ -540,14 +557,14 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return "setting", HOLDS_SETTINGS
     if SPLIT_NAME.fullmatch(plain) and _are_splits(present):
         return "split", "its values are splits of a test set"
-    if known and (first is None or first[0] in ("per_sample", "metric", "text")):
+    if known and (
+        first[0] in ("", "per_sample", "metric", "text") or _is_metric_first(plain, first[0])
+    ):
         return "metric", "by its name"
-    if known and first is not None and _is_metric_first(plain, first[0]):
-        return "metric", "by its name"
-    is_setting = first is not None and first[0] == "setting" and is_numeric
+    is_setting = first[0] == "setting" and is_numeric
     if is_setting and METRIC_PREFIX.match(name) and not THRESHOLD.search(plain):
         return "metric", "by its prefix: a metric"
-    if first is None:
+    if not first[0]:
         if prefix:
             return "setting", "by its prefix: a setting of the run"
         return ("metric", "numbers") if is_numeric else ("text", "")
@@ -571,7 +588,7 @@ def name_role(name: str) -> str:
         return "count"
     if is_known(name) and not re.search(r"runtime|_time$|(^|_)(std|stderr)$", plain):
         return ""
-    role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
+    role, _ = role_of_name(name)
     return role.replace("_", " ") if role in ("count", "time", "spread", "identifier", "test_size",
                                               "step") else ""  # fmt: skip
 
@@ -719,16 +736,12 @@ def _are_splits(present: Sequence[object]) -> bool:
 
 
 def _settle_directions(roles: Roles) -> None:
-    roles.direction = next(iter(roles.of("direction")), "")
-    roles.state = next(iter(roles.of("state")), "")
+    roles.direction, roles.state = roles.first("direction"), roles.first("state")
+    roles.test_size, roles.per_sample = roles.first("test_size"), roles.first("per_sample")
     for name in roles.of("direction")[1:]:
         roles.given[name] = ("text", "another column says the direction")
     for name in [name for name in roles.given if name.startswith("direction of ")]:
         del roles.given[name]
-    if sizes := roles.of("test_size"):
-        roles.test_size = sizes[0]
-    if lists := roles.of("per_sample"):
-        roles.per_sample = lists[0]
 
 
 def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:
@@ -814,7 +827,7 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
         ]  # fmt: skip
         if len(passed) < len(roles.values):
             roles.give("count", passed, "how many of 'total'")
-            roles.values = tuple(name for name in roles.values if name not in passed)
+            roles.drop_values(passed)
     if not 1 < len(roles.values) <= MOST_DERIVED or roles.is_long or frame.rows < 3:
         return
     numbers = {name: frame.columns[name].numbers() for name in roles.values}
@@ -824,7 +837,7 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
         whole = are_whole(frame.columns[name]) and np.nan_to_num(numbers[name]).max(initial=0) > 1
         if whole and any(_is_share(numbers[name], size, numbers[other]) for size in sizes):
             roles.given[name] = ("count", f"whose share is {other!r}")
-    roles.values = tuple(name for name in roles.values if roles.given[name][0] != "count")
+    roles.keep_values("count")
     for name in roles.values[2:]:
         before = roles.values[: roles.values.index(name)]
         for one, other in itertools.permutations(before, 2):
@@ -834,7 +847,7 @@ def _leave_out_derived(frame: Frame, roles: Roles) -> None:
             size = numbers[one][there].std() if there.sum() > 2 else 0.0
             if size > 0 and off[there].max() <= 0.01 * size and gap[there].std() > 0:
                 roles.given[name] = ("spread", f"{one} less {other}: no value of its own")
-    roles.values = tuple(name for name in roles.values if roles.given[name][0] != "spread")
+    roles.keep_values("spread")
 
 
 def _is_share(count_R: FloatArray, size_R: FloatArray, share_R: FloatArray) -> bool:
@@ -881,14 +894,7 @@ def _leave_out_beside_arms(frame: Frame, told: Options, roles: Roles) -> None:
             roles.given[name] = ("setting", "a thousandth of most other columns")
         elif DERIVED_WORDS.search(plain_name(name)) and (of := _quotient(name, numbers)):
             roles.given[name] = ("spread", f"{of}: no value of its own")
-    roles.values = tuple(
-        name for name in roles.values if roles.given[name][0] not in ("setting", "spread")
-    )
-
-
-def _are_answers(column: Column) -> bool:
-    """Whether all cells are true or false."""
-    return {text_of(each).lower() for each in column.present()} <= {"true", "false"}
+    roles.keep_values("setting", "spread")
 
 
 def _are_complements(one: Column, other: Column) -> bool:
@@ -960,7 +966,7 @@ def _settle_values(frame: Frame, told: Options, roles: Roles, numeric: Mapping[s
     ]  # fmt: skip
     if len(parts) < len(roles.values):  # a number of a fold is no result
         roles.give("identifier", parts, "by its name: numbers what is tested on")
-        roles.values = tuple(name for name in roles.values if name not in parts)
+        roles.drop_values(parts)
     roles.is_long = bool(names) and len(roles.values) == 1
 
 
@@ -981,7 +987,7 @@ def _settle_seed(frame: Frame, told: Options, roles: Roles) -> None:
         is_free = role in ("metric", "text", "count") or roles.given[name][1].startswith(ELSEWHERE)
         is_free &= name not in told.names.get("arm", ())
         if "seed" not in told.names and is_free and _is_numeric(name, column) and are_whole(column):
-            roles.values = tuple(each for each in roles.values if each != name)
+            roles.drop_values([name])
             roles.given[name] = ("seed", COUNTER)
             if names:
                 roles.given[name] = ("identifier", "counts runs that have a seed too")
@@ -989,7 +995,7 @@ def _settle_seed(frame: Frame, told: Options, roles: Roles) -> None:
                 names = [name]
     if any(roles.given[name][1] != COUNTER for name in names):  # a seed pairs, a counter does not
         for name in [each for each in names if roles.given[each][1] == COUNTER]:
-            if frame.rows == len(np.unique(group_codes(frame, [n for n in names if n != name]))):
+            if frame.rows == distinct(group_codes(frame, [n for n in names if n != name])):
                 names.remove(name)
                 roles.given[name] = ("identifier", "counts runs that have a seed too")
     roles.seed = tuple(names)
@@ -1011,22 +1017,15 @@ def _settle_tasks(frame: Frame, told: Options, roles: Roles) -> None:
     names = roles.of("task")
     varying = [name for name in names if len(frame.columns[name].present()) > 1]
     kept = varying or names[:1]
-    groups: list[tuple[str, Integers]] = []
     for name in kept:  # `key` and `dataset` that say the same are one
-        codes = frame.columns[name].codes.astype(np.int64)
-        if not any(_same_groups(codes, other) for _, other in groups):
-            groups.append((name, codes))
-        else:
+        codes = [frame.columns[each].codes for each in (name, *roles.task)]
+        if any(are_same_groups(codes[0], other) for other in codes[1:]):
             roles.given[name] = ("text", "it says the same as another column of the task")
-    roles.task = tuple(name for name, _ in groups)
+        else:
+            roles.task = (*roles.task, name)
     for name in names:
         if name not in kept:
             roles.given[name] = ("task", "the same in every row")
-
-
-def _same_groups(one: Integers, other: Integers) -> bool:
-    both = len(np.unique(one * (int(other.max(initial=0)) + 1) + other))
-    return both == len(np.unique(one)) == len(np.unique(other))
 
 
 def _keep_values(frame: Frame, roles: Roles) -> None:
@@ -1089,7 +1088,7 @@ def _settle_arm(frame: Frame, told: Options, roles: Roles, several_files: bool) 
             _check_label(frame, roles)
         else:
             roles.arm = told.names["arm"]
-            roles.values = tuple(name for name in roles.values if name not in roles.arm)
+            roles.drop_values(roles.arm)
             for name in roles.arm:
                 if name == "file":
                     roles.given["file"] = ("arm", "told by --arm")
@@ -1137,7 +1136,7 @@ def _settle_arm(frame: Frame, told: Options, roles: Roles, several_files: bool) 
         return
     reason = "by its name" if plain_name(chosen) in ARM_WORDS else "the only column that tells arms"
     roles.arm = (chosen,)
-    roles.values = tuple(name for name in roles.values if name != chosen)
+    roles.drop_values(roles.arm)
     roles.give("arm", [chosen], reason)
     if plain_name(chosen) in OF_MODELS:
         for name in list(roles.given):
@@ -1166,11 +1165,11 @@ def _settle_baseline(frame: Frame, baseline: str, roles: Roles, several_files: b
     if whole := [name for name in found if frame.columns[name].is_there().all()]:
         found = whole  # not one that only some rows have, as the experiment that one goes on from
     codes = [group_codes(frame, (name,)) for name in found]
-    if found and all(_same_groups(codes[0], other) for other in codes[1:]):
+    if found and all(are_same_groups(codes[0], other) for other in codes[1:]):
         words = {plain_name(name): name for name in found}
         name = next((words[word] for word in ARM_WORDS if word in words), found[0])
         roles.arm = (name,)
-        roles.values = tuple(each for each in roles.values if each != name)
+        roles.drop_values(roles.arm)
         roles.task = tuple(each for each in roles.task if each != name)
         roles.give("arm", [name], "it has the baseline")
         return True
@@ -1287,10 +1286,7 @@ def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
         if roles.seed and len(candidates) > 1:
             seeds = group_codes(frame, roles.seed)
             for name in [*named, *unnamed]:
-                codes = group_codes(frame, (name,))
-                arms = int(codes.max(initial=0)) + 1
-                pairs = np.unique(codes * (int(seeds.max(initial=0)) + 1) + seeds)
-                if len(pairs) > arms:
+                if varies(group_codes(frame, (name,)), seeds):
                     return name
         return named[0]
     if len(unnamed) == 1:
@@ -1310,8 +1306,7 @@ def _finest(frame: Frame, roles: Roles, names: Sequence[str]) -> str:
     seeds of their own; "" where there is none.
     """
     for name in names if roles.seed else ():
-        own = group_codes(frame, (name,))
-        is_finest = len(np.unique(group_codes(frame, names))) == len(np.unique(own))
+        is_finest = not varies(group_codes(frame, (name,)), group_codes(frame, names))
         others = [each for each in names if each != name]
         repeats = [_has_repeats(frame, (each, *roles.seed)) for each in others]
         if is_finest and all(repeats) and not _has_repeats(frame, (name, *roles.seed)):
@@ -1320,7 +1315,7 @@ def _finest(frame: Frame, roles: Roles, names: Sequence[str]) -> str:
 
 
 def _has_repeats(frame: Frame, names: Sequence[str]) -> bool:
-    return len(np.unique(group_codes(frame, names))) < frame.rows
+    return distinct(group_codes(frame, names)) < frame.rows
 
 
 def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
@@ -1405,10 +1400,10 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
 
 def _have_settings(frame: Frame, roles: Roles) -> bool:
     """Whether settings vary inside of one seed and task, so that they are what is compared."""
-    groups = (*roles.seed, *roles.task)
+    groups = group_codes(frame, (*roles.seed, *roles.task))
     return any(
         2 * len(frame.columns[name].present()) <= frame.rows
-        and group_codes(frame, (*groups, name)).max() > group_codes(frame, groups).max()
+        and varies(groups, group_codes(frame, (name,)))
         for name in roles.of("setting")
     )
 
@@ -1480,15 +1475,12 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
         if not RUN_NAMES.fullmatch(plain_name(name)) or len(column.present()) < 2:
             continue
         there = column.is_there()
-        pairs = np.unique(np.stack([column.codes[there], arms[there]]), axis=1)
-        is_of_one_arm = pairs.shape[1] == len(np.unique(column.codes[there]))
         tasks = group_codes(frame, roles.task)[is_row][there]
-        of_tasks = np.unique(np.stack([column.codes[there], tasks]), axis=1)
-        spans_tasks = len(np.unique(tasks)) < 2 or of_tasks.shape[1] > len(np.unique(of_tasks[0]))
-        if is_of_one_arm:
+        spans_tasks = distinct(tasks) < 2 or varies(column.codes[there], tasks)
+        if not varies(column.codes[there], arms[there]):
             roles.given[name] = ("identifier", "names the runs")
             if not roles.seed and not roles.runs and column.is_there().all() and (
-                len(np.unique(column.codes)) > len(np.unique(arms)) and spans_tasks
+                distinct(column.codes) > distinct(arms) and spans_tasks
             ):  # fmt: skip
                 roles.runs = name
         elif plain_name(name) in ("run", "runs") and not roles.seed:
@@ -1532,8 +1524,8 @@ def _crosses_all(column: Column, frame: Frame, roles: Roles) -> bool:
         return False
     runs = group_codes(frame, (*roles.arm, *roles.seed))
     cells = np.bincount(runs * len(column.values) + column.codes)
-    count = len(np.unique(column.codes))
-    full = count * len(np.unique(runs))
+    count = distinct(column.codes)
+    full = count * distinct(runs)
     return count > 1 and bool((cells > 0).sum() == full and cells.max() * full == frame.rows)
 
 
@@ -1544,18 +1536,17 @@ def _differs_by_seed(column: Column, frame: Frame, roles: Roles) -> bool:
     if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
         return False
     seeds, runs = group_codes(frame, roles.seed), group_codes(frame, (*roles.arm, *roles.seed))
-    count, pairs = len(np.unique(seeds)), np.unique(np.stack([column.codes, seeds]), axis=1)
-    full = len(np.unique(column.codes)) * count
-    return len(np.unique(runs)) >= 2 * count and bool(pairs.shape[1] < CROSSED * full)
+    count, full = distinct(seeds), distinct(column.codes) * distinct(seeds)
+    pairs = pairs_of(column.codes, seeds).shape[1]
+    return distinct(runs) >= 2 * count and bool(pairs < CROSSED * full)
 
 
 def _differs_by_arm(column: Column, arms: Integers) -> bool:
     """Whether numbers of several digits vary in an arm and are other ones in other arms."""
     if are_whole(column) or middle_digits(column) < LEAST_DIGITS:
         return False
-    pairs = np.unique(np.stack([arms, column.codes]), axis=1)
-    count, distinct = len(np.unique(pairs[0])), len(np.unique(pairs[1]))
-    return bool(count < pairs.shape[1] < CROSSED * count * distinct)
+    count, pairs = distinct(arms), pairs_of(arms, column.codes).shape[1]
+    return bool(count < pairs < CROSSED * count * distinct(column.codes))
 
 
 def _settle_design(frame: Frame, roles: Roles) -> None:
@@ -1577,7 +1568,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
         is_few &= not _differs_by_seed(frame.columns[name], frame, roles)
         is_few &= not _differs_by_arm(frame.columns[name], arms)
-        is_few |= len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)
+        is_few |= distinct(arms) > 1 and is_design(frame.columns[name], arms)
         if is_few and not were_counted(frame.columns[name], arms, roles):
             roles.given[name] = ("setting", "the same few numbers in every arm")
     _keep_values(frame, roles)
@@ -1591,12 +1582,9 @@ def _join_nested(frame: Frame, told: Options, roles: Roles) -> None:
     if not roles.block or not roles.task or "task" in told.names or not is_open:
         return
     tasks, blocks = group_codes(frame, roles.task), group_codes(frame, roles.block)
-    pairs = np.unique(np.stack([blocks, tasks]), axis=1)
     texts = {text_of(each) for name in roles.task for each in frame.columns[name].present()}
-    count = len(np.unique(tasks))
-    if count < 2 or pairs.shape[1] > len(np.unique(blocks)) or pairs.shape[1] < 2 * count:
-        return
-    if texts & {*told.named}:
+    count = distinct(tasks)
+    if count < 2 or varies(blocks, tasks) or distinct(blocks) < 2 * count or texts & {*told.named}:
         return
     roles.block = (*roles.task, *roles.block)
     roles.give("block", roles.task, "each block lies in one of them")
@@ -1608,7 +1596,7 @@ def _settle_rest(frame: Frame, told: Options, roles: Roles) -> None:
     _settle_runs(frame, roles)
     _settle_design(frame, roles)
     roles.block = told.names.get("block", ())
-    roles.values = tuple(name for name in roles.values if name not in roles.block)
+    roles.drop_values(roles.block)
     _join_nested(frame, told, roles)
     steps = roles.of("step")
     if "step" in told.names:
@@ -1632,16 +1620,13 @@ def _settle_rest(frame: Frame, told: Options, roles: Roles) -> None:
                     "setting",
                     "the same in every row, or another one is the scale",
                 )
-    for name in (*roles.scale, *roles.block):
-        roles.values = tuple(each for each in roles.values if each != name)
+    roles.drop_values((*roles.scale, *roles.block))
     if roles.arms_are_columns and not roles.task:
-        labels = [
-            name
-            for name, given in roles.given.items()
-            if given == ("text", "")
-            and not CROSSING.fullmatch(plain_name(name))
-            and not _are_answers(frame.columns[name])
-        ]
+        labels = []
+        for name in [each for each, given in roles.given.items() if given == ("text", "")]:
+            words = {text_of(each).lower() for each in frame.columns[name].present()}
+            if not CROSSING.fullmatch(plain_name(name)) and not words <= {"true", "false"}:
+                labels.append(name)
         if len(labels) == 1:
             roles.task = (labels[0],)
             roles.give("task", labels, "what the rows are of, beside arms as columns")
@@ -1649,7 +1634,7 @@ def _settle_rest(frame: Frame, told: Options, roles: Roles) -> None:
         arms = group_codes(frame, roles.arm)
         for name in roles.task:
             codes = group_codes(frame, (name,))
-            if len(np.unique(codes)) > 1 and _same_groups(codes, arms):
+            if distinct(codes) > 1 and are_same_groups(codes, arms):
                 roles.task = tuple(each for each in roles.task if each != name)
                 roles.given[name] = ("text", "another name of the arm")
     if roles.arm and not roles.is_long:
@@ -1689,10 +1674,8 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
         return
     several = sizes[groups] > 1
     for name in roles.values:
-        codes = frame.columns[name].codes.astype(np.int64)[several]
-        pairs = np.unique(groups[several] * (int(codes.max()) + 1) + codes)
-        is_told = roles.given[name][1] == NAMED
-        if not (is_known(name) or is_told) and len(pairs) == len(np.unique(groups[several])):
+        is_open = not is_known(name) and roles.given[name][1] != NAMED
+        if is_open and not varies(groups[several], frame.columns[name].codes[several]):
             roles.given[name] = ("setting", "the same in every run of an arm")
     _keep_values(frame, roles)
 
@@ -1709,13 +1692,3 @@ def _no_values(frame: Frame, roles: Roles) -> str:
         "--value "
         f"(read as {what or ', '.join(frame.columns)})"
     )
-
-
-def group_codes(frame: Frame, names: Sequence[str]) -> Integers:
-    """A number for each row; equal where the cells of all these columns are equal as texts."""
-    codes = np.zeros(frame.rows, np.int64)
-    for name in names:
-        column = frame.columns[name].texts()
-        codes = codes * len(column.values) + column.codes
-        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
-    return codes

@@ -155,7 +155,7 @@ def _moved(
     parts = [frame.columns[other].texts() for other in others]
     keys: list[tuple[str, ...]] = []
     for row, code in enumerate(label.codes.tolist()):
-        rest = (part.values[part.codes[row]] for part in parts)
+        rest = (part.at(row) for part in parts)
         keys.append((labels.get(label.values[code], ""), *rest))
     is_spread = label.is_in(kinds)
     places = {keys[row]: row for row in np.flatnonzero(~is_spread).tolist()}
@@ -181,7 +181,7 @@ def _moved(
             or np.median(spread[both]) > MOST_OF_MEAN * np.median(np.abs(mean[both]))
         ):
             return None
-        beside = [own.values[own.codes[row]] if row >= 0 else None for row in of_mean.tolist()]
+        beside = [own.at(row) if row >= 0 else None for row in of_mean.tolist()]
         columns[f"{other} {word[0] if word else ''}"] = column_of(beside)
     if not columns[name].present():
         del columns[name]
