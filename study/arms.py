@@ -25,12 +25,11 @@ from clipmill.manifests.layout import (
 )
 from clipmill.manifests.metrics import Metrics
 from clipmill.manifests.records import RunIdentity, ViewDocument, read_document, read_part
-from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
+from clipmill.manifests.schema import A_A, NO_SEED, RANDOM_LIKE, Ablation, Arm, Blend, TaskSpec
 from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
 from clipmill.train.evaluation.tasks import saved_metrics
 from clipmill.train.identity import changes_since, differences, run_identity
 from clipmill.train.model.architecture import OPEN_CLIP
-from clipmill.verdict.names import A_A, NO_SEED, RANDOM_LIKE, controls_of
 
 # --------------------------------------------------------------------------------------------------
 # What differs between the arms: data, or one declared setting of training; all else is equal.
@@ -455,7 +454,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     settings = {arm: arm_config(ablation, arm) for arm in blends}
     for config in settings.values():
         _refuse_relative_init(config.init)
-    for control, arm in controls_of(ablation).items():
+    for control, arm in ablation.control_arms.items():
         blends[control], settings[control] = blends[arm], settings[arm]
         if control != A_A:
             seeds = ablation.seeds
@@ -475,7 +474,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 blend=blend,
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
-                ranks=ablation.arms[controls_of(ablation).get(arm, arm)].ranks or ablation.ranks,
+                ranks=ablation.arms[ablation.control_arms.get(arm, arm)].ranks or ablation.ranks,
                 is_drawn=arm.startswith(RANDOM_LIKE) or ablation.part is not None,
             )
             runs.append(run)
@@ -567,12 +566,10 @@ def _part_of(blend: Blend, share: float, draw: int) -> Blend:
 
 def missing_views(blend: Blend) -> list[str]:
     """The views of a blend, as POOL/VIEW, of which there is no document."""
-    names = []
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        if not disk.exists(PoolLayout(blend.pools[pool]).view_json(view)):
-            names.append(name)
-    return names
+    return [
+        name for name, folder, view in blend.places()
+        if not disk.exists(PoolLayout(folder).view_json(view))
+    ]  # fmt: skip
 
 
 def _is_stale_part(pool: str, view: str) -> bool:
@@ -590,9 +587,8 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
     as it was before too.
     """
     missing = missing_views(blend)
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        folder, problem = blend.pools[pool], f"there is no view {name} yet"
+    for name, folder, view in blend.places():
+        pool, problem = name.partition("/")[0], f"there is no view {name} yet"
         if name not in missing:
             if ablation.part is None or not _is_stale_part(folder, view):
                 continue

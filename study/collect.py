@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import deciding_metric
-from clipmill.manifests.records import RunRecord, ViewRule, read_document
+from clipmill.manifests.records import RunRecord, read_document
 from clipmill.manifests.schema import Ablation, Blend, TaskSpec
 from clipmill.study import data, history
 from clipmill.study.arms import (
@@ -32,7 +32,6 @@ from clipmill.verdict.conclusions import (
 )
 from clipmill.verdict.decide.blends import choose_blend, swarm_of_study
 from clipmill.verdict.measurements import Measurements
-from clipmill.verdict.names import primary_task, role_of
 from clipmill.verdict.pages.schema import (
     ArmReport,
     Contract,
@@ -237,14 +236,14 @@ def collect_report(out: str) -> Report:
     study = Study.open(out)
     ablation, results, measurements = study.ablation, study.results, study.measurements
     hashes = FileHashes(folder=out, sha256=dict(measurements.files))
-    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
+    drawn = ablation.drawn_arms
     every = all_runs(ablation, out)
     runs = [run for run in every if run.arm not in drawn]
     trained = [run for run in runs if isinstance(run, Run)]
     with_result = [run for run in runs if (run.arm, run.seed) in measurements.runs]
     finished = [run for run in with_result if isinstance(run, Run)]
     records = read_records(finished)
-    primary = primary_task(ablation)
+    primary = ablation.primary_task
     views, gone = _open_views(trained)
     sources, _ = _open_views([run for run in every if run.arm in drawn and isinstance(run, Run)])
     samples = data.sample_pools(views)
@@ -349,7 +348,7 @@ def _arm(arm: str, study: Study, records: Records, views: Sequence[ArmView]) -> 
         metrics[task.name] = seed_values({str(seed): value for seed, value in values.items()})
     return ArmReport(
         arm=arm,
-        role=role_of(study.ablation, arm),
+        role=study.ablation.role_of(arm),
         view=" + ".join(f"{view.pool}/{view.view}" for view in of_arm),
         rows=rows,
         share=rows / max(1, stored),
@@ -412,7 +411,10 @@ def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
         name = f"{view.pool}/{view.view}"
         if view.document.rows_sha256 is not None:
             hashes[name] = view.document.rows_sha256
-        rules[name] = [_rule(rule) for rule in view.document.rules]
+        rules[name] = [
+            disk.to_plain(rule) if rule.where is None else {rule.name: rule.where}
+            for rule in view.document.rules
+        ]  # as a recipe spells them
         for call, threshold in view.document.thresholds.items():
             thresholds.setdefault(name, {})[call] = threshold.value
     plain = disk.to_plain(ablation)
@@ -428,11 +430,6 @@ def _settings(ablation: Ablation, views: Sequence[ArmView]) -> dict[str, str]:
         )
         if value
     }
-
-
-def _rule(rule: ViewRule) -> object:
-    """A rule as a recipe spells it."""
-    return disk.to_plain(rule) if rule.where is None else {rule.name: rule.where}
 
 
 def _yaml(value: object) -> str:

@@ -93,10 +93,6 @@ class PoolColumns:
         """A score column of one shard. ValueError where it is of other rows than its shard."""
         return self.pool.read(shard, [name], {name: score_set})[name]
 
-    def sidecar_names(self) -> list[str]:
-        """The columns of the first shard's sidecar."""
-        return list(self.pool.schema.names)
-
     def sidecar(self, shard: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a shard's sidecar; those that it does not have are left out."""
         known = self.pool.schema_of(shard).names
@@ -153,11 +149,10 @@ def open_views(blends: Mapping[str, Blend]) -> list[ArmView]:
     opened: dict[tuple[str, str], ArmView] = {}
     views = []
     for arm, blend in blends.items():
-        for name in blend.views:
-            pool, _, view = name.partition("/")
-            path = blend.pools[pool]
+        for name, path, view in blend.places():
             if path not in pools:
                 pools[path] = PoolColumns(path=path, commits=_commits(path))
+            pool = name.partition("/")[0]
             if (path, view) not in opened:
                 opened[path, view] = _open(arm, pool, view, pools[path])
             views.append(replace(opened[path, view], arm=arm, pool=pool))
@@ -497,7 +492,7 @@ def safety_rates(samples: Sequence[PoolSample]) -> tuple[SafetyRates, ...]:
     shown = []
     for sample in samples:
         columns = {}
-        for name in sample.columns.sidecar_names():
+        for name in sample.columns.pool.schema.names:
             if SAFETY.search(name):
                 columns[name] = sample.read([name])[name]
         for name in sample.columns.score_sets():

@@ -18,14 +18,13 @@ from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.records import RunIdentity
-from clipmill.manifests.schema import Ablation
+from clipmill.manifests.schema import NO_SEED, Ablation
 from clipmill.study.arms import all_runs, arm_names, expand_runs, given_runs
 from clipmill.train.config import configure
 from clipmill.train.evaluation.tasks import data_hash, read_samples
 from clipmill.train.identity import differences, run_identity, settings_identity, shared_part
 from clipmill.verdict.conclusions import EarlierLook
 from clipmill.verdict.measurements import Measurements
-from clipmill.verdict.names import NO_SEED, primary_task
 
 ALPHA = 0.05
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def earlier_looks(ablation: Ablation, history: Sequence[Look]) -> tuple[EarlierL
     that was repeated, or one after which runs that had failed were done again.
     """
     settings = _plain_settings(ablation)
-    primary = primary_task(ablation)
+    primary = ablation.primary_task
     asked = (tuple(sorted(ablation.seeds)), primary.name, deciding_metric(primary))
     seen: dict[tuple[tuple[int, ...], str, str], EarlierLook] = {}
     for look in history:

@@ -23,7 +23,6 @@ from clipmill.study.arms import Run, all_runs
 from clipmill.study.results import Study
 from clipmill.train.data.view_rows import open_pool
 from clipmill.verdict.decide.blends import kept_settings
-from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats.groups import (
     RUNS_PER_GROUP,
     ArmCheck,
@@ -69,12 +68,11 @@ def best_arm(study: Study) -> str:
     none has runs.
     """
     ablation = study.ablation
-    metric = deciding_metric(primary_task(ablation))
+    metric = deciding_metric(ablation.primary_task)
     sign = 1 if METRICS[metric].higher_is_better else -1
-    without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
-    means = {}
+    means, asked = {}, ablation.asked_arms
     for arm, values in study.measurements.values(ablation.primary, metric).items():
-        if arm in ablation.arms and arm not in without:
+        if arm in asked:
             means[arm] = sign * math.fsum(values.values()) / len(values)
     if not means:
         raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
@@ -128,7 +126,7 @@ def read_group_runs(study: Study, groups: Sequence[PairGroup]) -> GroupRuns:
     task.
     """
     ablation = study.ablation
-    metric = deciding_metric(primary_task(ablation))
+    metric = deciding_metric(ablation.primary_task)
     values = study.measurements.values(ablation.primary, metric)
     blends: dict[str, Blend] = {}
     for run in all_runs(ablation, study.folder):
@@ -152,18 +150,16 @@ def group_shares(groups: Sequence[PairGroup], blends: Mapping[str, Blend]) -> di
     """
     of_pools: dict[str, set[str]] = {group.folder: set() for group in groups}
     for blend in blends.values():
-        for name in blend.views:
-            pool, _, view = name.partition("/")
-            of_pools.setdefault(blend.pools[pool], set()).add(view)
+        for _, folder, view in blend.places():
+            of_pools.setdefault(folder, set()).add(view)
     counts: dict[tuple[str, str], FloatArray] = {}  # (folder, view) -> rows of each group and all
     for folder, views in of_pools.items():
         counts |= _count_rows(folder, groups, sorted(views))
     shares = {}
     for arm, blend in blends.items():
         total_G = np.zeros(len(groups) + 1)
-        for name, weight in blend.views.items():
-            pool, _, view = name.partition("/")
-            rows_G = counts[blend.pools[pool], view]
+        for name, folder, view in blend.places():
+            rows_G, weight = counts[folder, view], blend.views[name]
             total_G += weight * (rows_G if blend.weights == "repeats" else rows_G / rows_G[-1])
         shares[arm] = total_G[:-1] / total_G[-1]
     return shares

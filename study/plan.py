@@ -52,7 +52,6 @@ from clipmill.train.sizing.device_fit import (
     unfit_message,
     usable_cores,
 )
-from clipmill.verdict.names import primary_task, role_of
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.stats.comparison import StudyNoise
 from clipmill.verdict.stats.groups import RUNS_PER_GROUP
@@ -155,7 +154,7 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     if not pools:
         return None
     shared = find_shared_images(sorted(pools), ablation.evaluate)
-    trained = [(run.arm, _trained_views(run)) for run in runs]
+    trained = [(run.arm, [(pool, view) for _, pool, view in run.blend.places()]) for run in runs]
     counts = count_in_arms(shared, ablation.evaluate, trained)
     shared = dataclasses.replace(shared, arms=counts)
     path = AblationLayout(out).overlap_json
@@ -191,15 +190,6 @@ def _check_rows(runs: Sequence[Run]) -> None:
             f"the captions of arm {arm!r} have tokens of version {old}, those of arm {other!r} of "
             f"version {new}; run clipmill score {pool} --filters tokens"
         )
-
-
-def _trained_views(run: Run) -> list[tuple[str, str]]:
-    """(pool, view) of what a run is trained on."""
-    views = []
-    for name in run.blend.views:
-        pool, _, view = name.partition("/")
-        views.append((run.blend.pools[pool], view))
-    return views
 
 
 def _known_pools(source: str) -> list[str]:
@@ -439,7 +429,7 @@ def _kinds(ablation: Ablation, runs: Sequence[Run]) -> dict[str, int]:
     """Number of runs of the arms, the random controls, the A/A arm and the scorer."""
     kinds = {"arms": 0, "random": 0, "a_a": 0, "scorer": 1 if ablation.scorer else 0}
     for run in runs:
-        kinds["arms" if run.arm in ablation.arms else role_of(ablation, run.arm)] += 1
+        kinds["arms" if run.arm in ablation.arms else ablation.role_of(run.arm)] += 1
     return kinds
 
 
@@ -497,23 +487,17 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
 
 def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:
     """An SD where nothing is known; of shares."""
-    task = primary_task(ablation)
+    task = ablation.primary_task
     if METRICS[deciding_metric(task)].unit != "share":
         return None, ""
     samples = None
     with contextlib.suppress(ValueError, OSError):  # a plan needs no data
         samples = len(read_samples(task).files)
-    sd, text = assumed_sd(samples)
+    sd, text = ASSUMED_SD, f"an assumption of {100 * ASSUMED_SD:g} point a run"
+    if samples is not None:
+        sd = math.sqrt(ASSUMED_SD**2 + WORST_VARIANCE / samples)
+        text += f" and the errors of {samples:,} test samples"
     return sd, f"{text}; --sd states it"
-
-
-def assumed_sd(samples: int | None) -> tuple[float, str]:
-    """An SD, a share, of a run on so many test samples, and its source; None: not known."""
-    text = f"an assumption of {100 * ASSUMED_SD:g} point a run"
-    if samples is None:
-        return ASSUMED_SD, text
-    sd = math.sqrt(ASSUMED_SD**2 + WORST_VARIANCE / samples)
-    return sd, f"{text} and the errors of {samples:,} test samples"
 
 
 def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | None:
@@ -522,7 +506,7 @@ def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | 
     It is that of the primary task. Runs that the ablation would do anew do not count. None where
     fewer than two arms have two seeds in common.
     """
-    task = primary_task(ablation)
+    task = ablation.primary_task
     values: Values = {}
     for run in runs:
         metrics = None if stale_because(run) else finished_metrics(run, [task])

@@ -51,7 +51,6 @@ from clipmill.verdict.conclusions import (
 )
 from clipmill.verdict.decide.verdicts import Decision, Question, decide
 from clipmill.verdict.measurements import SCHEMA, Measurement, Measurements, RunKey
-from clipmill.verdict.names import primary_task
 from clipmill.verdict.rounds import ReadRun, replay
 from clipmill.verdict.stats.analysis import ScorerScore
 from clipmill.verdict.stats.scales import LEAST_ARMS, ScaleDecision
@@ -103,7 +102,7 @@ def collect_results(
     rounds = None
     if ablation.stop is not None:
         by_key = {(run.arm, run.seed): run for run in runs}
-        primary = next(reader for reader in readers if reader.task == primary_task(ablation))
+        primary = next(reader for reader in readers if reader.task == ablation.primary_task)
         rounds = replay(
             ablation,
             lambda arm, seed: primary.deciding(by_key[arm, seed]),
@@ -150,7 +149,7 @@ def saved_scores(ablation: Ablation, out: str) -> ReadRun:
     finished.
     """
     runs = {(run.arm, run.seed): run for run in all_runs(ablation, out)}
-    reader = TaskReader(primary_task(ablation), FileHashes(folder=out))
+    reader = TaskReader(ablation.primary_task, FileHashes(folder=out))
 
     def read(arm: str, seed: int) -> Measurement | None:
         run = runs[arm, seed]
@@ -165,7 +164,7 @@ def saved_scores(ablation: Ablation, out: str) -> ReadRun:
 
 def _scorer(ablation: Ablation, out: str, hashes: FileHashes) -> ScorerScore | None:
     """The score of the ablation's scorer; None where there is none, and where it has no score."""
-    run, task = scorer_run(ablation, out), primary_task(ablation)
+    run, task = scorer_run(ablation, out), ablation.primary_task
     if ablation.scorer is None or run is None or finished_metrics(run, [task]) is None:
         return None
     return scorer_score(ablation.scorer.view, TaskReader(task, hashes).deciding(run))
@@ -353,8 +352,6 @@ def decide_study(folder: str, question: Question) -> Decision | None:
     ):
         decision = decide(read_results([folder]), question)
         return replace(decision, notes=(*decision.notes, OTHER_QUESTION))
-    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
-    others = [arm for arm in ablation.arms if arm != ablation.baseline and arm not in drawn]
     signals = {
         one.task: one.rows for one in metric_tables(ablation, measurements) if len(one.rows) > 1
     }
@@ -370,25 +367,17 @@ def decide_study(folder: str, question: Question) -> Decision | None:
     rows = measurements.table.num_rows  # those that decide, and those of other metrics in signals
     return Decision(
         baseline=ablation.baseline,
-        arms=(ablation.baseline, *others),
+        arms=(ablation.baseline, *ablation.asked_arms),
         task=task,
         metric=result.metric,
-        scale="",
         result=result,
         values=values[task],
-        means=None,
-        paired=True,
-        runs={},
         tasks=results.tasks,
         task_values=values,
         signals=signals.get(task, ()),
         scales=scales,
         effect=question.effect,
         seeds_for_effect=seeds,
-        sampling=None,
-        over="",
-        blocks=(),
-        interaction=None,
         refusals=() if result.comparisons else (results.headline.rstrip("."),),
         notes=(*lines, *without),
         account=Account(
@@ -396,13 +385,10 @@ def decide_study(folder: str, question: Question) -> Decision | None:
             columns=tuple(
                 ColumnRole(name=name, role=name, reason="of a study") for name in STUDY_COLUMNS
             ),
-            metrics=(),
             rows=rows,
             rows_used=rows,
-            rows_left_out=(),
             cells=rows,
             cells_used=rows,
-            cells_left_out=(),
         ),
     )
 
@@ -415,7 +401,7 @@ def scale_decisions(
     """
     if not disk.exists(AblationLayout(out).scales) or len(ablation.arms) < LEAST_ARMS:
         return (), ()
-    question = Question(task=ablation.primary, metric=deciding_metric(primary_task(ablation)))
+    question = Question(task=ablation.primary, metric=deciding_metric(ablation.primary_task))
     try:
         return decide(read_results([out]), question).scales, ()
     except ValueError as error:  # the runs are done, and their results stand

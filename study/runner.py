@@ -25,15 +25,13 @@ from clipmill.manifests import console, disk, ray_runtime
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import Metrics, deciding_metric
 from clipmill.manifests.ray_runtime import Engine, settled
-from clipmill.manifests.schema import Ablation, Blend, TaskSpec
+from clipmill.manifests.schema import Ablation, TaskSpec
 from clipmill.study import arms
 from clipmill.study.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
-from clipmill.train.config import TrainConfig
 from clipmill.train.evaluation.tasks import evaluate
 from clipmill.train.sizing.device_fit import DEVICE_SHARE, usable_cores
 from clipmill.verdict import wording
 from clipmill.verdict.measurements import RunKey
-from clipmill.verdict.names import primary_task
 from clipmill.verdict.rounds import ReadRun, Rounds, replay
 
 # --------------------------------------------------------------------------------------------------
@@ -43,19 +41,13 @@ from clipmill.verdict.rounds import ReadRun, Rounds, replay
 logger = logging.getLogger(__name__)
 
 
-class Request(TypedDict, total=False):
-    """A run as plain JSON values: one that is trained has a blend, another one a model."""
+class Request(TypedDict):
+    """A run and what to evaluate it on, as plain JSON values."""
 
-    out: str
-    ranks: int
-    spread: bool  # the ranks are workers of Ray Train, on any machines of the cluster
+    run: dict[str, Any]  # of a `WorkRun`
     tasks: list[dict[str, Any]]
     threads: int  # of all ranks together
-    blend: dict[str, Any]
-    config: dict[str, Any]
-    model: str
-    device: str
-    tokenizer: str
+    spread: bool  # the ranks are workers of Ray Train, on any machines of the cluster
 
 
 class Answer(TypedDict, total=False):
@@ -75,16 +67,18 @@ def request_of(
     run: WorkRun, tasks: Sequence[TaskSpec], threads: int, *, spread: bool = False
 ) -> Request:
     """A run for `train_and_evaluate`."""
-    request: Request = {
-        "out": run.out,
-        "ranks": run.ranks,
-        "spread": spread,
+    return {
+        "run": disk.to_plain(run),
         "tasks": disk.to_plain(tasks),
         "threads": threads,
+        "spread": spread,
     }
-    if isinstance(run, ModelRun):
-        return {**request, "model": run.source, "device": run.device, "tokenizer": run.tokenizer}
-    return {**request, "blend": disk.to_plain(run.blend), "config": disk.to_plain(run.config)}
+
+
+def run_of(request: Request) -> WorkRun:
+    """The run of a request."""
+    run: WorkRun = disk.from_plain(WorkRun, request["run"], "run")
+    return run
 
 
 def train_and_evaluate(request: Request) -> Answer:
@@ -99,11 +93,14 @@ def _answer(request: Request) -> Answer:
 
     torch.set_num_threads(request["threads"])
     try:
-        if request["spread"] and "model" not in request:
-            _train_on_cluster(request)
+        run = run_of(request)
+        if isinstance(run, Run) and request["spread"]:
+            _train_on_cluster(run, request)
             return {"metrics": _evaluate_on_cluster(request)}
-        if "model" not in request:
-            (_train if request["ranks"] == 1 else _train_on_ranks)(request)
+        if isinstance(run, Run) and run.ranks > 1:
+            _train_on_ranks(run, request)
+        elif isinstance(run, Run):
+            _train(run)
         return {"metrics": evaluate_it(request)}
     except Exception as error:
         logger.exception("a run raised")
@@ -115,11 +112,11 @@ def _error(error: Exception) -> Answer:
     return {"error": f"{name}{error}", "refused": isinstance(error, ValueError)}
 
 
-def _train(request: Request) -> None:
+def _train(run: WorkRun) -> None:
     from clipmill.train.trainer import loop
 
-    config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
-    loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
+    assert isinstance(run, Run)
+    loop.train(run.blend, run.config, run.out)
 
 
 def evaluate_it(request: Request) -> dict[str, Metrics]:
@@ -129,14 +126,14 @@ def evaluate_it(request: Request) -> dict[str, Metrics]:
     from clipmill.train.parallel import checkpoint, process_group
 
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
-    layout, identity = RunLayout(request["out"]), None
-    if "model" in request:
-        source, device, tokenizer = request["model"], request["device"], request["tokenizer"]
+    run, identity = run_of(request), None
+    layout = RunLayout(run.out)
+    if isinstance(run, ModelRun):
+        source, device, tokenizer = run.source, run.device, run.tokenizer
         identity = model_identity(source)
         weights = identity.files
     else:
-        config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
-        source, device, tokenizer = request["out"], config.device, config.tokenizer
+        source, device, tokenizer = run.out, run.config.device, run.config.tokenizer
         weights = checkpoint.hashes_of(source)
     metrics: dict[str, Metrics] = evaluate(
         checkpoint.load_weights(source)[0],
@@ -154,11 +151,11 @@ def evaluate_it(request: Request) -> dict[str, Metrics]:
 # --- several ranks --------------------------------------------------------------------------------
 
 
-def _train_on_ranks(request: Request) -> None:
+def _train_on_ranks(run: Run, request: Request) -> None:
     """Train as processes of this machine. ValueError or RankFailed with the message of a rank."""
     from clipmill.train.parallel import process_group
 
-    ranks = request["ranks"]
+    ranks = run.ranks
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "request.json")
         disk.write_json(path, request)
@@ -193,7 +190,7 @@ def train_as_rank(path: str) -> int:
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     try:
-        _train(disk.read_json(path))
+        _train(run_of(disk.read_json(path)))
     except Exception as error:
         logger.exception("rank %d raised", rank)
         disk.write_json(_answer_path(path, rank), _error(error))
@@ -201,19 +198,17 @@ def train_as_rank(path: str) -> int:
     return 0
 
 
-def _train_on_cluster(request: Request) -> None:
+def _train_on_cluster(run: Run, request: Request) -> None:
     """Train as workers of Ray Train, inside a task of the same cluster."""
     from clipmill.train.parallel import ray_train
 
-    status = ray_train.start(
-        _train_as_ray_worker, [json.dumps(request)], request["out"], request["ranks"]
-    )
+    status = ray_train.start(_train_as_ray_worker, [json.dumps(request)], run.out, run.ranks)
     if status:
         raise RankFailed(f"a worker of Ray Train failed (status {status}); its log says why")
 
 
 def _train_as_ray_worker(arguments: list[str]) -> int:
-    _train(json.loads(arguments[0]))
+    _train(run_of(json.loads(arguments[0])))
     return 0
 
 
@@ -333,7 +328,7 @@ def evaluate_scorer(ablation: Ablation, out: str) -> None:
     evaluated is logged: the runs have their results without it.
     """
     run = scorer_run(ablation, out)
-    tasks = [primary_task(ablation)]
+    tasks = [ablation.primary_task]
     if run is None or arms.finished_metrics(run, tasks) is not None:
         return
     answer = train_and_evaluate(request_of(run, tasks, threads_of(1)))

@@ -73,12 +73,12 @@ ORDER = {
         "trainer", "run", "evaluate", "ablate", "report",
     ],
     "verdict": [
-        "names", "stats", "measurements", "ranges", "rounds", "wording", "conclusions",
+        "stats", "measurements", "ranges", "rounds", "wording", "conclusions",
         "tables", "pages", "decide",
     ],
     "study": [
-        "influence", "arms", "runner", "data", "changes", "history", "plan", "results",
-        "pair_groups", "pair_gradients", "collect", "compare", "child",
+        "arms", "runner", "data", "changes", "history", "plan", "results",
+        "pair_groups", "influence", "collect", "compare", "child",
     ],
     "clipmill/library": [
         "calls", "answers", "reports", "pools", "builds", "training", "ablations",

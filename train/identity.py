@@ -65,9 +65,8 @@ def view_hashes(blend: Blend) -> dict[str, str]:
     hashes: dict[str, str] = {}
     if blend.draws_from != "views":
         return hashes
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
+    for name, folder, view in blend.places():
+        document = disk.read_json(PoolLayout(folder).view_json(view))
         hashes[name] = disk.content_hash(document)
     return hashes
 
@@ -131,9 +130,7 @@ def run_identity(blend: Blend, config: TrainConfig, loader: RunLoader | None = N
 
 def _token_sets(blend: Blend, tokenizer: str, hashes: Mapping[str, str]) -> dict[str, str]:
     sets = {}
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        folder = blend.pools[pool]
+    for name, folder, view in blend.places():
         scores = tuple(disk.list_names(PoolLayout(folder).scores))
         sets[name] = _token_set(folder, view, tokenizer, (hashes[name], scores))
     return sets

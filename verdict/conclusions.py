@@ -15,10 +15,9 @@ from clipmill.manifests.metrics import (
     can_be_averaged,
     deciding_metric,
 )
-from clipmill.manifests.schema import Ablation
+from clipmill.manifests.schema import A_A, Ablation
 from clipmill.verdict import wording
 from clipmill.verdict.measurements import Measurement, Measurements
-from clipmill.verdict.names import A_A, controls_of, primary_task
 from clipmill.verdict.ranges import is_at_chance, scores_in_range
 from clipmill.verdict.rounds import (
     ArmRounds,
@@ -216,11 +215,10 @@ def _analyse(
     """The arms of the manifest on some scores; those that `mixtures` draws are no question, they
     show the noise. asked: the other arguments of `analyse`.
     """
-    without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
     return analyse(
         scores,
         ablation.baseline,
-        arms=[arm for arm in ablation.arms if arm not in without],
+        arms=ablation.asked_arms,
         band=0.0,
         one_models=[name for name, arm in ablation.arms.items() if arm.is_one_model],
         rounds=len(round_sizes(ablation)),
@@ -300,7 +298,7 @@ def _mcnemar(ablation: Ablation, scores: TaskScores) -> dict[str, float]:
 
 def _other_metrics(ablation: Ablation, measurements: Measurements) -> dict[str, TaskScores]:
     """The primary task by the other metrics that all finished runs have, of both directions."""
-    task, others = primary_task(ablation), {}
+    task, others = ablation.primary_task, {}
     known = set(measurements.metrics(task.name)) - {deciding_metric(task)}
     for metric in (metric for metric in METRICS if metric in known):
         scores = measurements.scores(task.name, metric)
@@ -330,7 +328,7 @@ def _at_last_looks(
 
 def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
     """Each arm with its random subsets, then the random subsets with the baseline."""
-    random = [(control, arm) for control, arm in controls_of(ablation).items() if control != A_A]
+    random = [(control, arm) for control, arm in ablation.control_arms.items() if control != A_A]
     pairs = [(arm, control) for control, arm in random]
     return pairs + [(control, ablation.baseline) for control, _ in random]
 

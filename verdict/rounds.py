@@ -22,7 +22,6 @@ from clipmill.manifests.arrays import Array
 from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict.measurements import Measurement, Measurements, RunKey
-from clipmill.verdict.names import controls_of, primary_task
 from clipmill.verdict.ranges import scores_in_range
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.stats.comparison import Comparison
@@ -88,7 +87,7 @@ def replay(
     `clipmill.verdict.stats.comparison.Penalty`. An arm that is decided stays so, whatever later
     rounds would say of it.
     """
-    metric = deciding_metric(primary_task(ablation))
+    metric = deciding_metric(ablation.primary_task)
     waiting = [arm for arm in ablation.arms if arm != ablation.baseline]
     seeds = dict.fromkeys(ablation.arms, 0)
     rows: dict[str, list[Measurement]] = {arm: [] for arm in ablation.arms}
@@ -143,7 +142,7 @@ def _with_controls(ablation: Ablation, keys: Sequence[RunKey]) -> list[RunKey]:
     rows = []
     for arm, seed in keys:
         rows.append((arm, seed))
-        rows += [(control, seed) for control, of in controls_of(ablation).items() if of == arm]
+        rows += [(control, seed) for control, of in ablation.control_arms.items() if of == arm]
     return rows
 
 
@@ -155,7 +154,7 @@ def expected_runs(
     """
     generator = np.random.default_rng(20221016)
     arms, total = list(ablation.arms), 0
-    name, metric = ablation.primary, deciding_metric(primary_task(ablation))
+    name, metric = ablation.primary, deciding_metric(ablation.primary_task)
     shift = [0.0 if arm == ablation.baseline else effect for arm in arms]
     for _ in range(studies):
         noise = run_sd * generator.standard_normal((len(arms), len(ablation.seeds)))

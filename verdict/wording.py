@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from clipmill.manifests.schema import NO_SEED
 from clipmill.manifests.text import printable
-from clipmill.verdict.names import NO_SEED
 from clipmill.verdict.stats.analysis import ScorerScore, TaskResult
 from clipmill.verdict.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
 from clipmill.verdict.stats.groups import Attribution

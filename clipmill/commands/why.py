@@ -29,7 +29,7 @@ from clipmill.verdict.pages.schema import ArmChanges
 from clipmill.verdict.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
 if TYPE_CHECKING:
-    from clipmill.study.pair_gradients import GradientAnswer
+    from clipmill.study.influence import GradientAnswer
 
 RULE = 70  # characters of a rule beside its group
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
@@ -153,7 +153,7 @@ def gradients(
         pairs: Are drawn for each run of the baseline.
         device: auto, cpu, cuda or cuda:N.
     """
-    from clipmill.study.pair_gradients import explain_by_gradients
+    from clipmill.study.influence import explain_by_gradients
     from clipmill.train.parallel.process_group import init_distributed
 
     study = Study.open(folder)

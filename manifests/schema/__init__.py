@@ -19,6 +19,9 @@ identity of a pool by itself; a manner is named in `fetch.py`.
 from __future__ import annotations
 
 from clipmill.manifests.schema.ablation import (
+    A_A,
+    NO_SEED,
+    RANDOM_LIKE,
     SEEDS,
     STORED_ROWS,
     Ablation,
@@ -29,6 +32,7 @@ from clipmill.manifests.schema.ablation import (
     DrawsFrom,
     Mixtures,
     PoolRef,
+    Role,
     Scorer,
     Stop,
     Suite,

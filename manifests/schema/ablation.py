@@ -30,6 +30,10 @@ STORED_ROWS = "stored"  # the view of a live run
 SHOWN_VIEWS = 5  # of a blend, in a message
 SEEDS = 2**32  # of a blend and of a run: together they are one number of 64 bits
 DrawsFrom = Literal["views", "live", "segments", "streams"]
+NO_SEED = -1  # the seed of an arm that is one model: no other run has it, so nothing is paired
+A_A = "a_a"
+RANDOM_LIKE = "random_like_"
+Role = Literal["baseline", "arm", "random", "a_a"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,11 @@ class Blend:
         if self.live:
             return "live"
         return "views" if self.segments is None else "segments"
+
+    def places(self) -> list[tuple[str, str, str]]:
+        """(POOL/VIEW, folder of the pool, view) of each of its views."""
+        parts = {name: name.partition("/") for name in self.views}
+        return [(name, self.pools[pool], view) for name, (pool, _, view) in parts.items()]
 
     def document(self) -> dict[str, Any]:
         """As values for JSON, without the later keys that have their defaults: blends that do not
@@ -573,6 +582,34 @@ class Ablation:
                     f"stop runs seeds in rounds, but arm {name!r} is one model without seeds; "
                     f"{remedy}, or leave stop out"
                 )
+
+    @property
+    def primary_task(self) -> TaskSpec:
+        """The task that decides."""
+        return next(task for task in self.evaluate if task.name == self.primary)
+
+    @property
+    def drawn_arms(self) -> frozenset[str]:
+        """Those that `mixtures` draws; none without it."""
+        return frozenset(self.mixtures.arms() if self.mixtures is not None else ())
+
+    @property
+    def asked_arms(self) -> list[str]:
+        """Those that the manifest compares with its baseline: none that `mixtures` draws."""
+        others = {self.baseline, *self.drawn_arms}
+        return [arm for arm in self.arms if arm not in others]
+
+    @property
+    def control_arms(self) -> dict[str, str]:
+        """{control: the arm that it is for}: the random subsets, then A/A."""
+        controls = {RANDOM_LIKE + arm: arm for arm in self.controls.random_like}
+        return controls | ({A_A: self.controls.a_a} if self.controls.a_a else {})
+
+    def role_of(self, arm: str) -> Role:
+        """What an arm or a control is for."""
+        if arm in self.arms:
+            return "baseline" if arm == self.baseline else "arm"
+        return "a_a" if arm == A_A else "random"
 
     def random_draw(self, seed: int) -> int:
         """The seed of the random subsets that the runs of a seed train on."""

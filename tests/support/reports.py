@@ -23,8 +23,8 @@ from clipmill.manifests.records import (
     ViewRule,
     read_document,
 )
+from clipmill.manifests.schema import Role
 from clipmill.study.data import KEPT, ArmView, PoolColumns
-from clipmill.verdict.names import Role
 from clipmill.verdict.pages import schema
 from clipmill.verdict.stats.comparison import Comparison, Verdict
 from tests.support.bundles import write_scores

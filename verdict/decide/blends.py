@@ -21,7 +21,6 @@ from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Arm
 from clipmill.verdict.measurements import Measurements
-from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats import mixing
 from clipmill.verdict.stats.comparison import ALPHA
 from clipmill.verdict.stats.mixing import BlendChoice
@@ -224,7 +223,7 @@ def swarm_of_study(
     task. The sources are those of `mixtures`, without it all views of arms. ValueError for an
     ablation without such arms, and for a view of `folder` whose rows are needed and not known.
     """
-    metric = metric or deciding_metric(primary_task(ablation))
+    metric = metric or deciding_metric(ablation.primary_task)
     known_metrics = measurements.metrics(ablation.primary)
     if metric not in known_metrics:
         near = disk.did_you_mean(metric, sorted(known_metrics))

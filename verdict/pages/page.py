@@ -19,10 +19,10 @@ from markupsafe import Markup
 
 from clipmill.manifests.layout import random_view_name
 from clipmill.manifests.metrics import METRICS
+from clipmill.manifests.schema import Role
 from clipmill.manifests.web_page import colour, page_templates
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import MORE_SEEDS
-from clipmill.verdict.names import Role
 from clipmill.verdict.pages import charts
 from clipmill.verdict.pages.schema import ArmReport, Categories, Histogram, Report
 from clipmill.verdict.stats.comparison import Comparison

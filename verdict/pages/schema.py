@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clipmill.manifests.schema import Ablation
+from clipmill.manifests.schema import Ablation, Role
 from clipmill.verdict.conclusions import StudyResults, TaskSignals
-from clipmill.verdict.names import Role
 from clipmill.verdict.stats.analysis import TaskResult
 from clipmill.verdict.stats.comparison import Comparison, Verdict
 from clipmill.verdict.stats.groups import Attribution

@@ -11,7 +11,7 @@ import pytest
 
 from clipmill.manifests import disk
 from clipmill.manifests.metrics import chance_of
-from clipmill.manifests.schema import Ablation
+from clipmill.manifests.schema import NO_SEED, Ablation
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
     EarlierLook,
@@ -23,7 +23,6 @@ from clipmill.verdict.conclusions import (
     scorer_score,
 )
 from clipmill.verdict.measurements import Measurement, Measurements
-from clipmill.verdict.names import NO_SEED
 from clipmill.verdict.ranges import range_of
 from clipmill.verdict.stats.analysis import ScorerScore, TaskRange, TaskScores, analyse
 from clipmill.verdict.stats.comparison import Comparison, Power

@@ -10,7 +10,7 @@ import torch
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout
-from clipmill.manifests.schema import Ablation
+from clipmill.manifests.schema import NO_SEED, Ablation
 from clipmill.study import runner
 from clipmill.study.arms import (
     ModelRun,
@@ -22,13 +22,12 @@ from clipmill.study.arms import (
     trained_on,
 )
 from clipmill.study.collect import collect_report
-from clipmill.study.pair_gradients import explain_by_gradients
+from clipmill.study.influence import explain_by_gradients
 from clipmill.study.plan import check_ablation, check_pools
 from clipmill.study.results import Study, collect_results
 from clipmill.study.runner import run_all
 from clipmill.verdict import wording
 from clipmill.verdict.measurements import Measurements
-from clipmill.verdict.names import NO_SEED
 from tests.support.ablations import Ran, changed, in_process
 
 
