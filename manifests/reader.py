@@ -290,10 +290,11 @@ def shape(raw: Mapping[str, Any], kind: type, folder: str, where: str) -> dict[s
 
 def _absolute(path: object, folder: str) -> Any:
     """A path relative to the folder of the manifest, which may lie in a store, as an absolute one
-    without `..`; URLs and other values as they are.
+    without `..`; `~/` is the home folder. URLs and other values as they are.
     """
     if not isinstance(path, str) or "://" in path:
         return path
+    path = disk.expand_home(path)
     end = "/" if path.endswith("/") else ""
     if disk.is_url(folder) and not path.startswith("/"):
         protocol, _, rest = folder.partition("://")

@@ -101,6 +101,8 @@ Scales = Annotated[
 ]
 
 
+# Behind an `=`, a `:` or a quotation mark a shell leaves `~/` as it is.
+HOME = re.compile(r"\A((?:--)?(?:[\w-]+[=:])*)~/")
 Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
 
 
@@ -220,6 +222,8 @@ def reflow(app: App) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command of a command line; its exit status, 2 where the words are wrong."""
+    home = os.path.expanduser("~/")
+    argv = [HOME.sub(lambda match: match[1] + home, word) for word in argv]
     rank = int(os.environ.get("RANK", "0"))  # of torchrun and Ray Train: one rank speaks for all
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     app = root_app(argv[0] if argv else "")

@@ -32,6 +32,7 @@ from clipmill.manifests.disk.files import (
     create_file,
     exists,
     expand_braces,
+    expand_home,
     file_sha256,
     filesystem,
     is_folder,

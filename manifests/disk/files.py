@@ -53,6 +53,11 @@ def local_path(path: str | Path) -> Path:
     return Path(str(path).removeprefix("file://"))
 
 
+def expand_home(path: str) -> str:
+    """A path that begins with `~/`, as it stands in a file or in quotes, as a shell reads it."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
+
+
 def absolute_path(path: str | Path) -> str:
     """A URL as it is, a local path from the root on."""
     return str(path) if is_url(path) else str(local_path(path).absolute())

@@ -44,6 +44,32 @@ def test_wrong_words_are_told_in_one_line(
     assert message in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "~/pool"],
+        ["weights", "local-dir:~/pool", "--to", "x"],
+        ["decide", "runs.csv", "--page=~/pool/page.html"],
+        ["train", "--mix=~/pool/all=1", "--plan"],
+        ["train", "~/pool", "--out", "x", "--set", "init=~/pool"],
+    ],
+)
+def test_the_home_folder_is_read_where_a_shell_leaves_it(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs.csv").write_text("arm,seed,acc\na,0,0.5\na,1,0.6\nb,0,0.7\nb,1,0.6\n")
+    status = app.main(words)
+    shown = capsys.readouterr()
+    assert "~" not in shown.out + shown.err
+    assert status == 2 or (tmp_path / "home" / "pool" / "page.html").exists()
+    assert not (tmp_path / "~").exists()
+
+
 def test_the_bare_command_and_its_help_name_every_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

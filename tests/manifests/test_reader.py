@@ -211,6 +211,21 @@ def test_paths_are_absolute_and_without_detours(tmp_path: Path) -> None:
     assert blend.pools == {"web": str(tmp_path / "pools" / "web"), "far": "s3://b/../pool"}
 
 
+def test_a_path_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    text = "name: b\npools: {web: ~/pools/web, here: ~web, there: a/~/b}\nviews: {web/raw: 1}\n"
+    blend = reader.read_manifest(write(tmp_path, text), Blend)
+    here, there = str(tmp_path / "~web"), str(tmp_path / "a" / "~" / "b")
+    assert blend.pools == {"web": "/home/somebody/pools/web", "here": here, "there": there}
+    text = (
+        "name: r\nsource: {kind: shards, paths: [~/tars]}\n"
+        "filters: [{clip_score: {model: local-dir:~/clip}}]\n"
+    )
+    recipe = reader.read_manifest(write(tmp_path, text), Recipe)
+    assert recipe.source.paths == ("/home/somebody/tars",)
+    assert recipe.filters[0].options == {"model": "local-dir:/home/somebody/clip"}
+
+
 def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.yaml does not exist"):
         reader.read_manifest(tmp_path / "nothing.yaml", Recipe)
