@@ -108,9 +108,8 @@ class Build:
         seconds: dict[str, float] = {}
         failed: dict[str, str] = {}
         is_locked = rebuild.is_locked(self.recipe)
-        is_tars = SOURCES[self.recipe.source.kind].images == "tars"
-        route = ROUTES["lock" if is_locked else "tars" if is_tars else "source"]
-        for name, stage in islice(zip(STAGES, route, strict=True), STAGES.index(until) + 1):
+        stages = zip(STAGES, _route_of(self.recipe), strict=True)
+        for name, stage in islice(stages, STAGES.index(until) + 1):
             started = time.monotonic()
             self.out.check()
             failed |= stage(self)
@@ -263,6 +262,13 @@ ROUTES: dict[str, tuple[Callable[[Build], Failed], ...]] = {
     "lock": (Build.nothing, Build.plan_lock, Build.fetch_lock, Build.score, Build.choose_lock),
     "tars": (Build.nothing, Build.nothing, Build.adopt, Build.score, Build.choose),
 }
+
+
+def _route_of(recipe: Recipe) -> tuple[Callable[[Build], Failed], ...]:
+    is_tars = SOURCES[recipe.source.kind].images == "tars"
+    return ROUTES["lock" if rebuild.is_locked(recipe) else "tars" if is_tars else "source"]
+
+
 FETCHES = {"clipmill": download_stage, "img2dataset": img2dataset_stage}
 
 
@@ -321,6 +327,12 @@ def check_recipe(
     if retry and source.images == "tars":
         raise ValueError(
             "--retry asks the web again; shards that exist already were fetched by another program"
+        )
+    first = next(n for n, stage in enumerate(_route_of(recipe)) if stage is not Build.nothing)
+    if STAGES.index(until) < first:
+        raise ValueError(
+            f"--until {until}: the first stage of a source of kind {recipe.source.kind} is "
+            f"{STAGES[first]}; write --until {STAGES[first]}"
         )
     check_locked(recipe)
     try:

@@ -112,6 +112,23 @@ def test_a_recipe_that_would_be_read_by_chance(
     assert not (tmp_path / "pool").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "until", "first"),
+    [("shards", "crawl", "fetch"), ("shards", "plan", "fetch"), ("lock", "crawl", "plan")],
+)
+def test_a_stage_that_a_source_does_not_have(
+    told, tmp_path, kind: str, until: str, first: str
+) -> None:
+    agent = "fetch: {user_agent: 'test (+http://clipmill.example)'}\n" if kind == "lock" else ""
+    (tmp_path / "r.yaml").write_text(f"name: r\nsource: {{kind: {kind}, paths: [there]}}\n{agent}")
+    line = told(commands.build, [tmp_path / "r.yaml", "--out", tmp_path / "pool", "--until", until])
+    assert line == (
+        f"error: --until {until}: the first stage of a source of kind {kind} is {first}; "
+        f"write --until {first}"
+    )
+    assert not (tmp_path / "pool").exists()
+
+
 def test_a_value_of_a_megabyte_leaves_the_line_short(told, tmp_path) -> None:
     """What is before and behind the value is still there."""
     (tmp_path / "r.yaml").write_text(RECIPE.replace("shards", "x" * 1_000_000))
