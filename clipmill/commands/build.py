@@ -287,16 +287,20 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
         lines += drift_lines(drift)
     if options.until != recipe_run.STAGES[-1]:
         return [*lines, f"next: {options.command(out)}"]
-    kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
-    lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
-    view = recipe.views[-1].name if recipe.views else next(iter(totals["views"]), "VIEW")
-    following = f"next: clipmill train --mix {folder}/{view}=1 --out out/run --preset micro"
+    kept = {name: view["kept"] for name, view in totals["views"].items()}
+    counts = ", ".join(f"{name} {rows:,}" for name, rows in kept.items())
+    lines.append(f"  rows of its views: {counts or 'none'}")
+    view = recipe.views[-1].name if recipe.views else next(iter(kept), "VIEW")
     scored = {name.partition("@")[0] for name in totals["scores"]}
     kinds = {"tokens": "tokens", **{spec.name: spec.kind or spec.name for spec in recipe.filters}}
     if not any(kinds.get(name) == "tokens" for name in scored):
         following = f"next: clipmill score {folder} --filters tokens (training needs it)"
-    elif view in totals["views"] and totals["views"][view]["kept"] < (batch := _batch_of_micro()):
+    elif kept and max(kept.values()) < (batch := _batch_of_micro()):
         following = f"next: more rows; a batch of the preset micro takes {batch} of a view"
+    else:
+        if kept and kept[view] < batch:  # the last view of a recipe is often its smallest
+            view = max(kept, key=kept.__getitem__)
+        following = f"next: clipmill train --mix {folder}/{view}=1 --out out/run --preset micro"
     return [*lines, following, f"or:   clipmill look {folder}, clipmill audit verify {folder}"]
 
 

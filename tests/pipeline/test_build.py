@@ -148,6 +148,12 @@ def test_a_finished_build_names_the_pool_and_the_next_command(
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     train = "next: clipmill train --mix pool/long=1 --out out/run --preset micro"
     assert output.splitlines()[3] == train
+    # `long` has half of the rows: the view that is named has enough
+    monkeypatch.setattr(
+        "clipmill.train.config.micro", lambda: dataclasses.replace(smaller, batch_size=48, lanes=48)
+    )
+    status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
+    assert output.splitlines()[3] == train.replace("pool/long", "pool/raw")
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     assert status == 0
     first, *_, last = output.splitlines()
