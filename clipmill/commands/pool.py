@@ -7,7 +7,6 @@ costs less than the imports of the others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -356,13 +355,11 @@ def look(
     if serve or (out is None and is_large):
         return _serve(survey, port or 0, as_json)
     bounds = Bounds(images=images, image_bytes=int(megabytes * 2**20))
-    path = Path(out or PAGE)
-    page = render(survey, page_data(survey, bounds), pages_beside(str(path)))
-    with disk.naming(path):
-        path.write_text(page, encoding="utf-8")
-    size = path.stat().st_size
-    text = f"{path}: {size / 1e6:.3g} MB; open it in a browser"
-    return print_result([text], {"file": str(path), "bytes": size}, as_json)
+    path = out or PAGE
+    page = render(survey, page_data(survey, bounds), pages_beside(path)).encode()
+    disk.write_bytes(path, page)  # whole or not at all, into a folder that may not be there yet
+    text = f"{path}: {len(page) / 1e6:.3g} MB; open it in a browser"
+    return print_result([text], {"file": path, "bytes": len(page)}, as_json)
 
 
 def _serve(survey: Any, port: int, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from http.server import ThreadingHTTPServer
@@ -22,6 +23,23 @@ def test_it_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "8 images in 1 shards" in out.read_text()
     assert commands.look([pool, "--out", str(tmp_path / "second.html")]) == 0
     assert '<a href="page.html">pool: the pool</a>' in (tmp_path / "second.html").read_text()
+
+
+def test_the_folder_of_the_page_is_made_and_a_page_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
+    out = tmp_path / "new" / "pages" / "page.html"
+    assert commands.look([pool, "--out", str(out)]) == 0
+    page = out.read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(out))
+
+    monkeypatch.setattr("os.fsync", full)
+    assert commands.look([pool, "--out", str(out)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert out.read_text() == page
 
 
 def test_it_replaces_its_own_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
