@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.support import commands
+from tests.support import commands, small_pool
 
 
 @pytest.fixture
@@ -127,6 +127,13 @@ def test_a_stage_that_a_source_does_not_have(
         f"write --until {first}"
     )
     assert not (tmp_path / "pool").exists()
+
+
+def test_a_pool_in_the_place_of_results(told, tmp_path) -> None:
+    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(3))
+    (tmp_path / "pool" / "pool.json").write_text("{}")
+    line = told(commands.decide, [pool])
+    assert line.startswith(f"error: {pool} is a pool, which has no results: train arms on its")
 
 
 def test_a_value_of_a_megabyte_leaves_the_line_short(told, tmp_path) -> None:

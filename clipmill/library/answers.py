@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import PoolLayout
 from clipmill.verdict.decide import verdicts
 from clipmill.verdict.decide.blends import (
     Swarm,
@@ -263,10 +264,17 @@ def decide(
 
 
 def _source(data: object) -> Source:
-    """A path, of what is shipped too, or a table that is read."""
-    if isinstance(data, str | os.PathLike):
-        return str(reader.shipped(os.fspath(data)))
-    return frame_of_table(data)
+    """A path, of what is shipped too, or a table that is read. ValueError for a pool: its JSON and
+    Parquet files would be read as results."""
+    if not isinstance(data, str | os.PathLike):
+        return frame_of_table(data)
+    path = str(reader.shipped(os.fspath(data)))
+    if disk.is_folder(path) and disk.exists(PoolLayout(path).pool_json):
+        raise ValueError(
+            f"{path} is a pool, which has no results: train arms on its views with `clipmill "
+            "ablate`, and give the folder of that ablation; `clipmill audit` says what it holds"
+        )
+    return path
 
 
 def _names(names: Names) -> tuple[str, ...]:
