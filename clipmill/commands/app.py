@@ -101,6 +101,17 @@ Scales = Annotated[
 ]
 
 
+# {command: (options of another program, what stands in their place)}
+OF_OTHERS = {
+    "train": (
+        {"--batch-size", "--dataset-type", "--epochs", "--lr", "--model", "--train-data"},
+        "a line of open_clip stands in quotes behind --from-open-clip, a setting behind --set",
+    ),
+    "build": (
+        {"--caption_col", "--image_size", "--output_folder", "--url_col", "--url_list"},
+        "options of img2dataset are keys of a recipe: see docs/start/img2dataset.md",
+    ),
+}
 # Behind an `=`, a `:` or a quotation mark a shell leaves `~/` as it is.
 HOME = re.compile(r"\A((?:--)?(?:[\w-]+[=:])*)~/")
 Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
@@ -262,7 +273,11 @@ def _one_line(error: CycloptsError) -> str:
 
 
 def _misspelt(app: App, argv: Sequence[str]) -> str:
-    """A hint where the second word is nearly a sub-command: it was read as the first argument."""
+    """A hint where the second word is nearly a sub-command: it was read as the first argument; and
+    where options are those of another program."""
+    options, hint = OF_OTHERS.get(argv[0] if argv else "", (set[str](), ""))
+    if not options.isdisjoint(word.partition("=")[0] for word in argv):
+        return f"; {hint}"
     if len(argv) < 2 or argv[0] not in {name for name, *_ in COMMANDS}:
         return ""
     names = [name for each in app[argv[0]].subapps for name in each.name if name[0] != "-"]

@@ -27,6 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
         (["audit", "p", "q"], "'q' belongs to no option; see --help"),
         (["ablate", "plam", "a.yaml"], "did you mean `clipmill ablate plan`?"),
         (["score", "p", "--filter", "caption"], "Unknown option: --filter"),
+        (["train", "--workers", "2", "--train-data", "{0..9}.tar"], "behind --from-open-clip"),
+        (["train", "b.yaml", "--lr=1e-3"], "a setting behind --set"),
+        (
+            ["build", "--url_list", "u.parquet"],
+            "Unknown option: --url_list; options of img2dataset",
+        ),
         (["score", "p", "--filters"], "--filters requires at least 1 element"),
         (["build", "r.yaml", "--engine", "RAY"], 'Choose from: "auto", "inline", "ray"'),
         (["audit", "trace", "p", "1.5"], "'1.5' is no whole number"),
