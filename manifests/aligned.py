@@ -37,6 +37,7 @@ from clipmill.manifests.arrays import Integers
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, bundle_name, shard_name
 from clipmill.manifests.records import ShardTable, ViewDocument, read_document
+from clipmill.manifests.text import one_line
 
 OPEN_BUNDLES = 16  # footers that stay in memory, about 2 MB each
 # Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes
@@ -216,10 +217,9 @@ class Bundle:
 
     def damaged(self, problem: str) -> ValueError:
         """The error for a bundle that cannot be used."""
-        text = " ".join(problem.split())[:160]
         return ValueError(
-            f"{self.path} is damaged: {text}; run clipmill audit repair, then clipmill score or "
-            "clipmill filter again, whichever made it"
+            f"{self.path} is damaged: {one_line(problem)}; run clipmill audit repair, then "
+            "clipmill score or clipmill filter again, whichever made it"
         )
 
     def __contains__(self, shard: object) -> bool:
@@ -386,23 +386,17 @@ class AlignedFiles:
                 raise
             table = bundle.read(shard, columns)  # it was published again since it was opened
         metadata = bundle.metadata(shard)
-        self._check_owner(shard, metadata)
-        return table, metadata
-
-    def _check_owner(self, shard: int | str, metadata: Mapping[str, object]) -> None:
         owner = (metadata.get("shard"), metadata.get("view"))
         if self._view is not None and owner != (shard_name(shard), self._view):
             problem = f"it has the mask of shard {owner[0]} in view {owner[1]}"
             raise ValueError(f"{self.path(shard)} is damaged: {problem}")
+        return table, metadata
 
 
 def parquet_bytes(table: pa.Table, metadata: Mapping[str, object]) -> bytes:
     """The file of one shard, which waits to be put into a bundle."""
     table = table.replace_schema_metadata(disk.with_metadata(table.schema, metadata).metadata)
-    sink = io.BytesIO()
-    options = storage_options(table.schema)
-    pq.write_table(table, sink, row_group_size=10_000, write_page_checksum=True, **options)
-    return sink.getvalue()
+    return disk.parquet_bytes(table, row_group_size=10_000, **storage_options(table.schema))
 
 
 def storage_options(schema: pa.Schema) -> dict[str, object]:
@@ -507,9 +501,7 @@ def write_view_shards(
 ) -> ShardTable:
     """Write views/NAME/shards-HASH.parquet. `remove_view_shards` removes that of before."""
     table = pa.table({"shard": shards, "kept": kept})
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    content = sink.getvalue()
+    content = disk.parquet_bytes(table)
     sha256 = hashlib.sha256(content).hexdigest()
     file = f"{TABLE_PREFIX}{sha256[:16]}.parquet"
     disk.write_bytes(layout.view_shards(view, file), content)

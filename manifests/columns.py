@@ -215,6 +215,19 @@ RULES = pa.dictionary(pa.int32(), pa.string())
 MASK = pa.schema([("kept", pa.bool_()), ("rule", RULES)])
 
 
+def joined_text(texts: pa.Array, separator: str = "") -> pa.Buffer:
+    """The texts of an array without NULL as one, made by Arrow and not row by row."""
+    whole = pa.LargeListArray.from_arrays([0, len(texts)], texts.cast(pa.large_string()))
+    return pc.binary_join(whole, pa.scalar(separator, pa.large_string()))[0].as_buffer()
+
+
+def frequencies(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    """How often each value of a column of text occurs, in the order of the values."""
+    counts = pc.value_counts(column.drop_null())
+    values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
+    return dict(sorted(zip(values, numbers, strict=True)))
+
+
 def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Bytes:
     """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
     problem = f"a {name} does not have {2 * width} hex digits"

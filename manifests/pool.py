@@ -32,7 +32,7 @@ from clipmill.manifests.aligned import (
     view_shards,
 )
 from clipmill.manifests.arrays import Integers, Mask
-from clipmill.manifests.commits import Commits, ShardFiles, read_commits
+from clipmill.manifests.commits import Commits, ShardFiles, position_of, read_commits
 from clipmill.manifests.layout import (
     NOT_STORED,
     CommitRecord,
@@ -257,7 +257,7 @@ class Pool:
             raise ValueError(f"shards is {shards!r}; give a list, as in [{shards!r}]")
         there = self.commits.shards if masks is None else masks.shards
         for shard in there.tolist() if shards is None else shards:
-            number = _position(there, shard) if str(shard).isdecimal() else None
+            number = position_of(there, shard) if str(shard).isdecimal() else None
             if number is None:
                 raise ValueError(
                     f"{view or self.path} has no shard {shard!s:0>5}; a shard is a number"
@@ -478,7 +478,7 @@ class OpenView:
 
         ValueError for a mask of other rows; rows: how many the shard has.
         """
-        number = _position(self.shards, shard)
+        number = position_of(self.shards, shard)
         if number is None:
             rows = int(self.table.commits.value(shard, "count"))
             rule = pa.chunked_array([pa.repeat(NOT_STORED, rows)])
@@ -495,6 +495,11 @@ class OpenView:
     def read(self, number: int, rows: int) -> pa.Table:
         """The mask of the shard at a position of `shards`, which has so many rows."""
         return self.mask(int(self.shards[number]), rows=rows)
+
+    def kept_mask(self, shard: int) -> Mask:
+        """(rows,) which rows of a shard the view keeps. ValueError for a mask of other rows."""
+        rows = int(self.table.commits.value(shard, "count"))
+        return np.asarray(self.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
 
     def kept_rows(self, number: int) -> Integers:
         """(kept rows,) their rows in the sidecar of a shard. Only the mask is read."""
@@ -540,12 +545,6 @@ class OpenView:
                     f"{{{column}: {column} IS NOT NULL}}, and choose the view again"
                 )
         return None
-
-
-def _position(shards: Integers, shard: int | str) -> int | None:
-    """Where a shard stands among ascending numbers; None where it does not."""
-    number = int(np.searchsorted(shards, int(shard)))
-    return number if number < len(shards) and shards[number] == int(shard) else None
 
 
 def names_of(columns: Iterable[str]) -> list[str]:

@@ -354,10 +354,7 @@ def _shape_blend(shaped: dict[str, Any], folder: str) -> None:
     if "segments" in shaped:
         shaped["segments"] = _absolute(shaped["segments"], folder)
     if isinstance(shaped.get("streams"), dict):
-        streams = {}
-        for name, stream in shaped["streams"].items():
-            streams[name] = _stream(stream, folder)
-        shaped["streams"] = streams
+        shaped["streams"] = {k: _stream(v, folder) for k, v in shaped["streams"].items()}
 
 
 def _stream(stream: Any, folder: str) -> Any:
@@ -382,10 +379,7 @@ def _shape_ablation(shaped: dict[str, Any], folder: str, where: str) -> None:
             pools[name] = pool
         shaped["pools"] = pools
     if isinstance(shaped.get("arms"), dict):
-        arms = {}
-        for name, arm in shaped["arms"].items():
-            arms[name] = _arm(arm, folder)
-        shaped["arms"] = arms
+        shaped["arms"] = {name: _arm(arm, folder) for name, arm in shaped["arms"].items()}
     if isinstance(shaped.get("mixtures"), dict):
         mixtures = check_values(shaped["mixtures"], Mixtures, where, ("mixtures",))
         own, drawn = shaped.get("arms") or {}, mixtures.arms()
@@ -820,15 +814,13 @@ def with_numbers(value: object, kind: object) -> Any:
     """Text such as 20MiB as a number, where the field that it is for is an int or a float, and a
     whole number as a float where it is for one; true and false there as what pydantic takes for no
     number."""
+    wanted = {kind, *typing.get_args(kind)} if isinstance(value, (int, str)) else set()
     if isinstance(value, bool):
-        wanted = {kind, *typing.get_args(kind)}
         return _Boolean(value) if wanted & {int, float} and bool not in wanted else value
     if isinstance(value, int):
-        wanted = {kind, *typing.get_args(kind)}
         is_for_float = float in wanted and int not in wanted and abs(value) <= EXACT_FLOAT
         return float(value) if is_for_float else value
     if isinstance(value, str):
-        wanted = {kind, *typing.get_args(kind)}
         match = QUANTITY.match(value)
         if match is None or not wanted & {int, float}:
             return value

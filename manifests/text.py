@@ -48,6 +48,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
+def one_line(text: object, most: int = 160) -> str:
+    """The beginning of a text, such as that of an error of a library, in one line."""
+    return " ".join(str(text).split())[:most]
+
+
 def _valid_character(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:

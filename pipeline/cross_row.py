@@ -38,10 +38,9 @@ from numpy.typing import NDArray
 
 from clipmill.filters import Instance, WorkerSpec
 from clipmill.filters.base import GROUP, PoolFilter
-from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
+from clipmill.filters.columns import arrow_array, arrow_columns, mixed
 from clipmill.filters.user_file import UserCodeError, error_line
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
@@ -370,29 +369,27 @@ def _sorted(table: pa.Table, first: tuple[str, ...] = ()) -> tuple[pa.Table, Ids
     return table.drop_columns([ID]), table[ID].to_numpy()
 
 
-def _write_values(worker: PoolWorker, number: int, values: Any, rows: int, ids: Ids) -> None:
-    """Leave the values of some rows for the tickets over shards."""
-    arrays = arrow_columns(worker.instance.name, values, worker.filter.columns(), rows)
-    worker.job.exchange(VALUES).write(number, pa.table(arrays), ids)
+def _judging(job: PoolJob, method: str, exchange: Exchange, first: tuple[str, ...] = ()) -> Work:
+    """The rows of a partition get their values by a method of the filter, and these are left for
+    the tickets over shards. first: columns by which the rows are sorted."""
+    worker = PoolWorker(job)
+    kinds = worker.filter.columns()
 
+    def work(ticket: Ticket) -> None:
+        number: int = ticket.payload
+        rows, ids = _sorted(exchange.at(number), first)
+        values = {name: pa.nulls(0, kind) for name, kind in kinds.items()}
+        if rows.num_rows:
+            values = worker.call(method, rows, worker.state)
+        arrays = arrow_columns(worker.instance.name, values, kinds, rows.num_rows)
+        job.exchange(VALUES).write(number, pa.table(arrays), ids)
 
-def _no_values(worker: PoolWorker) -> dict[str, pa.Array]:
-    return {name: pa.nulls(0, kind) for name, kind in worker.filter.columns().items()}
+    return work
 
 
 def judge(job: PoolJob) -> Work:
     """Factory: the rows of a partition get their values."""
-    worker = PoolWorker(job)
-
-    def work(ticket: Ticket) -> None:
-        number: int = ticket.payload
-        rows, ids = _sorted(job.from_shards(ROUTED).at(number))
-        values = _no_values(worker)
-        if rows.num_rows:
-            values = worker.call("judge", rows, worker.state)
-        _write_values(worker, number, values, rows.num_rows, ids)
-
-    return work
+    return _judging(job, "judge", job.from_shards(ROUTED))
 
 
 # --- linked filters -------------------------------------------------------------------------------
@@ -461,17 +458,7 @@ def group(job: PoolJob) -> Work:
 
 def judge_groups(job: PoolJob) -> Work:
     """Factory: the rows of a partition of groups get their values."""
-    worker = PoolWorker(job)
-
-    def work(ticket: Ticket) -> None:
-        number: int = ticket.payload
-        rows, ids = _sorted(job.exchange(GROUPED).at(number), (GROUP,))
-        values = _no_values(worker)
-        if rows.num_rows:
-            values = worker.call("judge_groups", rows, worker.state)
-        _write_values(worker, number, values, rows.num_rows, ids)
-
-    return work
+    return _judging(job, "judge_groups", job.exchange(GROUPED), (GROUP,))
 
 
 def partition_of_uids(job: PoolJob, uids: pa.ChunkedArray) -> Places:
@@ -544,7 +531,6 @@ def gather(job: PoolJob) -> Work:
         sidecar = of_shard.read(shard, ["uid", "status"])
         is_stored = pc.fill_null(pc.equal(sidecar["status"], "success"), False).to_numpy()
         table = columns_of(rows, values, is_stored)
-        scored = valid_in_all(table.columns)
         metadata = {
             "uids": uids_checksum(sidecar["uid"]),
             "sidecar": of_shard.commits.value(shard, "sidecar_sha256").hex(),
@@ -553,8 +539,7 @@ def gather(job: PoolJob) -> Work:
             "pool": job.fingerprint,
             "seconds": 0.0,
         }
-        content = parquet_bytes(table, {**metadata, "scored": scored})
-        return commit_columns(job.out, job.set_name, shard, content, metadata, scored)
+        return commit_columns(job.out, job.set_name, shard, table, metadata)
 
     def work(ticket: Ticket) -> Measure:
         unit: ShardUnit = ticket.payload

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Bytes, Hashes
@@ -105,6 +106,11 @@ def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArra
     """(rows, KEY_BYTES) of two columns of hex digits. ValueError for other values."""
     binary = hex_bytes(uids, UID_BYTES, "uid"), hex_bytes(hashes, SHA256_BYTES, "sha256")
     return np.hstack(binary)
+
+
+def is_sha256(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(rows,) True where a value is a sha256 in hex digits."""
+    return pc.fill_null(pc.match_substring_regex(column, r"^[0-9a-f]{64}$"), False)
 
 
 def key_columns(keys: Bytes) -> Hashes:

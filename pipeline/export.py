@@ -33,9 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import yaml
 
 from clipmill.manifests import disk
@@ -108,8 +106,7 @@ class KeptRows:
 
     def mask(self, shard: int) -> Mask:
         """(rows,) which rows of a shard are kept."""
-        rows = int(self.commits.value(shard, "count"))
-        return np.asarray(self._view.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
+        return self._view.kept_mask(shard)
 
     def sidecar(self, shard: int) -> pa.Table:
         """All rows of a shard with the columns of its sidecar."""
@@ -159,9 +156,7 @@ CSV_COLUMNS = ("url", "caption", "uid", "sha256")
 def write_rows_parquet(rows: KeptRows, staged: Path) -> int:
     """Write sidecar and score columns of the kept rows; the number of rows."""
     written = 0
-    with disk.parquet_writer(
-        staged, rows.schema, compression="zstd", write_page_checksum=True
-    ) as writer:
+    with disk.parquet_writer(staged, rows.schema) as writer:
         for table in _row_groups(rows.tables()):
             writer.write_table(table.cast(rows.schema), row_group_size=GROUP_ROWS)
             written += table.num_rows
@@ -176,11 +171,7 @@ def write_rows_csv(rows: KeptRows, staged: Path) -> int:
     """
     schema = pa.schema([rows.sidecar_schema.field(name) for name in CSV_COLUMNS])
     written = 0
-    options = pa_csv.WriteOptions(quoting_style="needed", quoting_header="none")
-    with (
-        disk.CountedFile(staged) as file,
-        pa_csv.CSVWriter(file, schema, write_options=options) as writer,
-    ):
+    with disk.csv_writer(staged, schema) as writer:
         for table in rows.tables(CSV_COLUMNS):
             writer.write_table(table)
             written += table.num_rows

@@ -43,13 +43,14 @@ from clipmill.manifests.columns import EXTRA_TYPES, hex_bytes, refuse_doubled
 from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.layout import shard_name, uids_checksum
 from clipmill.manifests.pool import Pool
+from clipmill.manifests.text import one_line
 from clipmill.pipeline.database import BATCH_ROWS, UID_BYTES, blobs, database, insert
 from clipmill.pipeline.progress.state import Measure
 from clipmill.pipeline.progress.view import counted_stage
 from clipmill.pipeline.table_files import (
+    CASTS,
     MissingColumn,
     as_json,
-    cast_value,
     is_null,
     python_values,
     table_ending,
@@ -105,8 +106,9 @@ def read_uid_array(path: str) -> Iterator[Bytes]:
             else:
                 array = np.load(source, allow_pickle=False)
         except (*NUMPY_ERRORS, OSError) as error:
-            text = " ".join(str(error).split())[:160]
-            raise ValueError(f"{path} is not a NumPy file that can be read: {text}") from None
+            raise ValueError(
+                f"{path} is not a NumPy file that can be read: {one_line(error)}"
+            ) from None
         if isinstance(array, np.lib.npyio.NpzFile) or not _is_pairs(array):
             form = getattr(array, "dtype", "several arrays")
             raise ValueError(
@@ -271,9 +273,8 @@ class TableFile:
             except UnicodeEncodeError:
                 raise ValueError(f"{self.path}: column {name!r} is not UTF-8") from None
             except (pa.ArrowException, OverflowError) as error:
-                text = " ".join(str(error).split())[:160]
                 raise ValueError(
-                    f"{self.path}: column {name!r} has values of several types: {text}"
+                    f"{self.path}: column {name!r} has values of several types: {one_line(error)}"
                 ) from None
         return pa.table(arrays, columns)
 
@@ -313,9 +314,8 @@ class TableFile:
         try:
             return _cast(table[source], form, EXTRA_TYPES[form])
         except (pa.ArrowException, ValueError) as error:
-            text = " ".join(str(error).split())[:160]
             raise ValueError(
-                f"{self.path}: column {source!r} is not of type {form}: {text}"
+                f"{self.path}: column {source!r} is not of type {form}: {one_line(error)}"
             ) from None
 
     # --- arrays -----------------------------------------------------------------------------------
@@ -352,8 +352,7 @@ class TableFile:
                         arrays[name] = _checked_array(archive[array_name], array_name, rows, width)
                     self._check_scores(archive)
             except (*NUMPY_ERRORS, OSError) as error:
-                text = " ".join(str(error).split())[:300]
-                raise ValueError(f"{path} cannot be used: {text}") from None
+                raise ValueError(f"{path} cannot be used: {one_line(error, 300)}") from None
         return arrays
 
     def _check_scores(self, archive: Any) -> None:
@@ -405,7 +404,7 @@ def _cast(column: pa.ChunkedArray, form: str, kind: pa.DataType) -> pa.Array:
         column = column.cast(column.type.value_type)
     is_text = any(is_text(column.type) for is_text in TEXTS)
     if form == "json" or (is_text and form != "string"):
-        cast = functools.partial(cast_value, type_name=form) if is_text else _plain_json
+        cast = CASTS[form] if is_text else _plain_json
         array = pa.array([_given(value, cast) for value in python_values(column)], kind)
     else:
         if form != "string" and not any(is_number(column.type) for is_number in NUMBERS):

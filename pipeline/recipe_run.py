@@ -158,7 +158,7 @@ class Build:
         records = self.commits.records()
         adopted = {record.tar: int(record.shard) for record in records if record.adopted}
         tickets = tar_tickets(source, adopted)
-        check_adopted(self.pool, source, tickets)
+        check_adopted(self.commits, source, tickets)
         tars = {ticket.id: str(ticket.payload.tar) for ticket in tickets}
         job = ShardJob(out=self.out, recipe=self.recipe)
         stage = Stage(name="adopt", work=adopt_tars, job=job, result=CommitRecord)
@@ -371,12 +371,9 @@ def _refuse_other_source(layout: PoolLayout, recipe: Recipe) -> None:
 
 def _finished_state(layout: PoolLayout) -> dict[str, Any] | None:
     """pool.json without times; None where there is none, or a damaged one."""
-    path = layout.pool_json
-    if not disk.exists(path):
-        return None
     try:
-        state = disk.read_json(path)
-    except ValueError:
+        state = disk.read_json(layout.pool_json)
+    except (FileNotFoundError, ValueError):
         return None
     if not isinstance(state, dict):
         return None

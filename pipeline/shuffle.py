@@ -72,18 +72,14 @@ class Exchange:
         order = np.argsort(places, kind="stable")
         table = table.append_column(PLACE, pa.array(places, pa.uint64())).take(pa.array(order))
         rows = max(FEWEST_ROWS, -(-table.num_rows // ROW_GROUPS))
-        with disk.scratch_folder("clipmill-shuffle-") as scratch:
-            staged = scratch / "run.parquet"
-            with disk.parquet_writer(
-                staged,
-                disk.with_metadata(table.schema, metadata),
-                compression="lz4",
-                use_dictionary=False,
-                write_statistics=[PLACE],
-                write_page_checksum=True,
-            ) as writer:
-                writer.write_table(table, row_group_size=rows)
-            self.out.publish(staged, self.path(number))
+        with self.out.parquet_writer(
+            self.path(number),
+            disk.with_metadata(table.schema, metadata),
+            compression="lz4",
+            use_dictionary=False,
+            write_statistics=[PLACE],
+        ) as writer:
+            writer.write_table(table, row_group_size=rows)
 
     def footers(self) -> Iterator[dict[str, Any]]:
         """The metadata of all files, of some in memory at a time."""

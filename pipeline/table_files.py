@@ -718,10 +718,8 @@ READ_AHEAD = 4 * 2**20
 
 def row_addresses(path: str, column: str) -> Iterator[str]:
     """The addresses of all rows, in their order. ValueError where `column` holds no images."""
-    footer = disk.read_with(path, pq.read_metadata)
-    _image_leaf(path, column, footer.schema.to_arrow_schema())
-    groups = disk.read_with(path, row_groups)
-    for number, group in enumerate(groups):
+    _image_leaf(path, column, disk.read_schema(path))
+    for number, group in enumerate(disk.read_with(path, row_groups)):
         for row in range(group.rows):
             yield f"{path}#{number}/{row}"
 
@@ -749,11 +747,10 @@ def row_of_address(address: str) -> tuple[str, int, int]:
 
 def check_image_column(path: str, column: str) -> None:
     """ValueError where `column` holds no images, or no row of a file has the bytes of one."""
-    footer = disk.read_with(path, pq.read_metadata)
-    leaf = _image_leaf(path, column, footer.schema.to_arrow_schema())
+    leaf = _image_leaf(path, column, disk.read_schema(path))
     groups = disk.read_with(path, row_groups)
     chunks = [chunk for group in groups for chunk in group.chunks if chunk.path == leaf]
-    if footer.num_rows and all(chunk.nulls == chunk.values for chunk in chunks):
+    if any(group.rows for group in groups) and all(chunk.nulls == chunk.values for chunk in chunks):
         raise ValueError(
             f"{path}: no row has the bytes of an image in {leaf!r}. Where `datasets` wrote the "
             "paths of files instead, store the bytes: ds.with_format('arrow').map("
@@ -943,6 +940,7 @@ def refuse_notation(path: str, column: str | None, captions: Iterable[Any]) -> N
         )
 
 
+# Values as the types of EXTRA_TYPES; None where they are of another.
 CASTS: dict[str, Callable[[Any], Any]] = {
     "string": as_text,
     "int": as_int,
@@ -950,8 +948,3 @@ CASTS: dict[str, Callable[[Any], Any]] = {
     "bool": as_bool,
     "json": as_json,
 }
-
-
-def cast_value(value: object, type_name: str) -> Any:
-    """A value as a type of EXTRA_TYPES; None where it is not of that type."""
-    return CASTS[type_name](value)

@@ -781,10 +781,11 @@ def _pictures_of_tars(folder: str, tars: Sequence[str], most: int) -> Pictures:
     pairs: list[Pair] = []
     lost: Counter[str] = Counter()
     examples: dict[str, str] = {}
+    source = Source(kind="shards", paths=tuple(tars))
     for tar in sorted(tars, key=_draw):
         if len(pairs) >= most:
             break
-        for row in TarReader(tar, "url", "caption", Fetch(), {}).rows(Path(tar)):
+        for row in TarReader(tar, source, Fetch()).rows(Path(tar)):
             if row["status"] != "success":
                 lost[row["reason"]] += 1
                 shown = f"{Path(tar).name}: {row['error_message']}"

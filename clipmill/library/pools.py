@@ -15,7 +15,13 @@ from clipmill.manifests.commits import read_commits
 from clipmill.manifests.pool import Part, names_of
 from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
-from clipmill.pipeline.views.choose import PartRows, compile_views, outcomes, with_derived
+from clipmill.pipeline.views.choose import (
+    PartRows,
+    compile_views,
+    outcomes,
+    rows_of,
+    with_derived,
+)
 from clipmill.pipeline.views.files import (
     Column,
     JoinedColumns,
@@ -161,18 +167,15 @@ class Pool(pool.Pool):
         views = [View(name=RULE, rules=(Rule(name=RULE, where=sql),))]
         known = [column.name for column in self.columns]
         used = columns_of(views, RULE, known) | columns_on_disk(wanted)
-        names = set(self.sets_of(used).values())
-        sets = {name: (name, self.score_sets[name]) for name in names}
-        source = JoinedColumns(self.commits, used, sets)
+        source = JoinedColumns(self.commits, used, self.sets_of(used))
         kept = []
         with borrowed_connection() as connection:
             empty = PartRows(connection, source.schema.empty_table())
             tests, _ = compile_views(empty, {RULE: steps_of(views, RULE)}, source, {})[RULE]
-            for unit in range(source.units):
-                for part in source.parts(unit):
-                    rows = PartRows(connection, part.table, part.first_row)
-                    codes, _ = outcomes(rows, {RULE: tests})[RULE]
-                    kept.append(_with(part.table.filter(pa.array(codes == 0)), wanted))
+        for unit in range(source.units):
+            for _, rows in rows_of(source, unit):
+                codes, _ = outcomes(rows, {RULE: tests})[RULE]
+                kept.append(_with(rows.table.filter(pa.array(codes == 0)), wanted))
         return pa.concat_tables(kept)
 
     def explain(self, row: str) -> History:

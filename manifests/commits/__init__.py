@@ -24,7 +24,14 @@ and `add` after.
 
 from __future__ import annotations
 
-from clipmill.manifests.commits.commits import Commits, CommitTotals, in_threads
+from clipmill.manifests.commits.commits import (
+    Commits,
+    CommitTotals,
+    in_threads,
+    position_of,
+    sums_of_counts,
+    totals_of_counts,
+)
 from clipmill.manifests.commits.index import (
     IndexDocument,
     IndexWriter,

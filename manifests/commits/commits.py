@@ -10,6 +10,7 @@ import json
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -226,10 +227,7 @@ class Commits:
 
     def position(self, shard: int | str) -> int | None:
         """The row of a shard; None where it is not committed."""
-        number = int(shard)
-        position = int(np.searchsorted(self._shards, number))
-        is_there = position < len(self._shards) and self._shards[position] == number
-        return position if is_there else None
+        return position_of(self._shards, shard)
 
     def names(self) -> Iterator[str]:
         """The names of the shards."""
@@ -308,22 +306,11 @@ class Commits:
 
     def reasons(self) -> dict[str, int]:
         """Rows by the reason why they are not stored, of all shards."""
-        totals: dict[str, int] = {}
-        for chunk in self.table["reasons"].chunks:
-            keys, items, _ = _entries(chunk)
-            counts = pa.table({"reason": keys, "count": items})
-            for row in counts.group_by("reason").aggregate([("count", "sum")]).to_pylist():
-                totals[row["reason"]] = totals.get(row["reason"], 0) + row["count_sum"]
-        return dict(sorted(totals.items()))
+        return dict(sorted(totals_of_counts(self.table["reasons"]).items()))
 
     def lost(self) -> Integers:
         """(shards,) rows of each shard that have a reason."""
-        parts = [np.zeros(0, np.int64)]
-        for chunk in self.table["reasons"].chunks:
-            _, items, offsets = _entries(chunk)
-            sums = np.concatenate([[0], np.cumsum(items.to_numpy())])
-            parts.append(sums[offsets[1:]] - sums[offsets[:-1]])
-        return np.concatenate(parts)
+        return sums_of_counts(self.table["reasons"])
 
     def first_with(self, reason: str) -> str | None:
         """The name of the first shard with a row that ended with `reason`; None without one."""
@@ -346,12 +333,18 @@ class Commits:
         columns = self.table.select(["shard", "revision", "tar"])
         return columns.filter(pc.or_(pc.invert(usual), replaced))
 
-    def hash_of(self, name: str, digits: int = FINGERPRINT_DIGITS) -> str:
+    def hash_of(self, name: str) -> str:
         """What `disk.content_hash` gives for the list of a column of hashes, in shard order."""
         column = self.table[name]
         parts = (_hex_digits(column.slice(at, HASHED_ROWS)) for at in _starts(len(column)))
         texts = (pc.binary_join_element_wise(',"', part, '"', "") for part in parts)
-        return _hash_of_json("[]", texts)[:digits]
+        return _hash_of_json("[]", texts)[:FINGERPRINT_DIGITS]
+
+
+def position_of(shards: Integers, shard: int | str) -> int | None:
+    """Where a shard stands among ascending numbers; None where it does not."""
+    position = int(np.searchsorted(shards, int(shard)))
+    return position if position < len(shards) and shards[position] == int(shard) else None
 
 
 def in_threads(work: Callable[[T], R], items: Iterable[T], count: int = READERS) -> Iterator[R]:
@@ -362,6 +355,27 @@ def in_threads(work: Callable[[T], R], items: Iterable[T], count: int = READERS)
     with ThreadPoolExecutor(count) as threads:
         while batch := list(itertools.islice(waiting, 4 * count)):
             yield from threads.map(work, batch)
+
+
+def totals_of_counts(column: pa.ChunkedArray) -> Counter[str]:
+    """The sum of each key of a column of maps of counts."""
+    totals = Counter[str]()
+    for chunk in column.chunks:
+        keys, items, _ = _entries(chunk)
+        counts = pa.table({"key": keys, "count": items})
+        for row in counts.group_by("key").aggregate([("count", "sum")]).to_pylist():
+            totals[row["key"]] += row["count_sum"]
+    return totals
+
+
+def sums_of_counts(column: pa.ChunkedArray) -> Integers:
+    """(rows,) the sum of the counts of each row of such a column."""
+    parts = [np.zeros(0, np.int64)]
+    for chunk in column.chunks:
+        _, items, offsets = _entries(chunk)
+        sums = np.concatenate([[0], np.cumsum(items.to_numpy(), dtype=np.int64)])
+        parts.append(sums[offsets[1:]] - sums[offsets[:-1]])
+    return np.concatenate(parts)
 
 
 def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, Integers]:

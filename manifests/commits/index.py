@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from clipmill.manifests.commits.commits import (
     Commits,
     CommitTotals,
     conform,
+    position_of,
     schema,
     to_table,
 )
@@ -117,16 +117,8 @@ def _checksum(plain: dict[str, object]) -> str:
 
 def write_file(layout: PoolLayout, table: pa.Table) -> IndexFile:
     """Write a table of commit records under the name of its content."""
-    sink = io.BytesIO()
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        write_page_checksum=True,
-        # Hashes and names of tasks do not repeat.
-        use_dictionary=list(REPEATED_COLUMNS),
-    )
-    content = sink.getvalue()
+    # Hashes and names of tasks do not repeat.
+    content = disk.parquet_bytes(table, use_dictionary=list(REPEATED_COLUMNS))
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"commits-{sha256[:16]}.parquet"
     disk.write_bytes(disk.join(layout.index, name), content)
@@ -296,22 +288,16 @@ class ShardFiles:
 
     def tar(self, shard: int | str) -> str:
         """The path or URL of a shard's tar."""
-        position = self._position(shard)
+        position = position_of(self._shards, shard)
         if position is None:
             return self._layout.named_tar(f"{shard_name(shard)}.tar")
         return self._layout.named_tar(self._renamed["tar"][position].as_py())
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar."""
-        position = self._position(shard)
+        position = position_of(self._shards, shard)
         revision = 0 if position is None else self._renamed["revision"][position].as_py()
         return self._layout.sidecar(shard, revision)
-
-    def _position(self, shard: int | str) -> int | None:
-        number = int(shard)
-        position = int(np.searchsorted(self._shards, number))
-        is_there = position < len(self._shards) and self._shards[position] == number
-        return position if is_there else None
 
 
 def open_shard_files(pool: str) -> ShardFiles | Commits:

@@ -307,15 +307,22 @@ def sync_local_folder(folder: Path) -> None:
             os.close(handle)
 
 
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """Where a file is written before it gets its name; it is removed where it does not."""
+    partial = partial_path(target)
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def replace_file(target: Path, data: bytes) -> None:
     """Write a file, in place of one that may be there."""
     make_folder(target.parent)
-    partial = partial_path(target)
-    try:
+    with _partial(target) as partial:
         write_synced(partial, data)
         os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
     sync_local_folder(target.parent)
 
 
@@ -334,17 +341,14 @@ def create_from(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        partial = partial_path(target)
-        try:
+        with _partial(target) as partial:
             copy_synced(source, partial)
             if error.errno == errno.EXDEV:
                 create_from(partial, target)
             elif not target.exists():
                 os.replace(partial, target)
             elif (there := file_sha256(target)) != (new := file_sha256(source)):
-                raise conflict(target, there, new)
-        finally:
-            partial.unlink(missing_ok=True)
+                raise conflict(target, there, new) from None
     sync_local_folder(target.parent)
 
 
@@ -373,15 +377,13 @@ def move_file(source: Path, target: Path) -> None:
     bytes arrived.
     """
     make_folder(target.parent)
-    partial, size = partial_path(target), source.stat().st_size
-    try:
+    size = source.stat().st_size
+    with _partial(target) as partial:
         with naming(partial):
             shutil.move(source, partial)  # a copy where the two lie on different filesystems
         sync_file(partial)
         check_size(partial, size)
         os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
     sync_local_folder(target.parent)
 
 
@@ -926,12 +928,9 @@ def create_bytes(path: str | Path, data: bytes) -> None:
         return
     target = local_path(path)
     make_folder(target.parent)
-    partial = partial_path(target)
-    try:
+    with _partial(target) as partial:
         write_synced(partial, data)
         create_from(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def replace_bytes(path: str | Path, data: bytes, expected: bytes) -> None:

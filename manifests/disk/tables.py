@@ -129,9 +129,17 @@ def write_parquet(
     """A table, written whole; `metadata` go into the footer as JSON under the key `clipmill`."""
     if metadata is not None:
         table = table.replace_schema_metadata(with_metadata(table.schema, metadata).metadata)
+    write_bytes(path, parquet_bytes(table, row_group_size=10_000))
+
+
+STORAGE: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}  # unless asked
+
+
+def parquet_bytes(table: pa.Table, **options: object) -> bytes:
+    """A table as a Parquet file; `options` are those of `pq.write_table`."""
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", row_group_size=10_000, write_page_checksum=True)
-    write_bytes(path, sink.getvalue())
+    pq.write_table(table, sink, **STORAGE | options)
+    return sink.getvalue()
 
 
 @contextmanager
@@ -140,7 +148,17 @@ def parquet_writer(path: Path, schema: pa.Schema, **options: object) -> Iterator
 
     OSError at the end where the disk did not take all bytes: Arrow does not compare.
     """
-    with CountedFile(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+    with CountedFile(path) as file, pq.ParquetWriter(file, schema, **STORAGE | options) as writer:
+        yield writer
+
+
+@contextmanager
+def csv_writer(path: Path, schema: pa.Schema) -> Iterator[Any]:
+    """The same of a .csv (RFC 4180: a text in quotes where it needs them, a quote doubled)."""
+    from pyarrow import csv
+
+    options = csv.WriteOptions(quoting_style="needed", quoting_header="none")
+    with CountedFile(path) as file, csv.CSVWriter(file, schema, write_options=options) as writer:
         yield writer
 
 

@@ -20,7 +20,6 @@ from typing import Any, cast
 import aiohttp
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import uvloop
 
 from clipmill.filters.optout import refusing_signals, statements
@@ -222,15 +221,11 @@ def _writer(out: str) -> Iterator[Any]:
     """A writer of TABLE, which is published when all is written."""
     with staged_file(out, alone=True) as staged:
         if out.endswith(".parquet"):
-            with disk.parquet_writer(staged, TABLE, compression="zstd") as writer:
-                yield writer
+            writing = disk.parquet_writer(staged, TABLE, write_page_checksum=False)
         else:
-            options = pa_csv.WriteOptions(quoting_style="needed", quoting_header="none")
-            with (
-                disk.CountedFile(staged) as file,
-                pa_csv.CSVWriter(file, TABLE, write_options=options) as writer,
-            ):
-                yield writer
+            writing = disk.csv_writer(staged, TABLE)
+        with writing as writer:
+            yield writer
         disk.publish(staged, out)
 
 

@@ -9,6 +9,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from clipmill.manifests import disk, identity, reader
 from clipmill.manifests.aligned import view_names
 from clipmill.manifests.arrays import Integers
-from clipmill.manifests.columns import REASONS
+from clipmill.manifests.columns import REASONS, frequencies
 from clipmill.manifests.commits import Commits
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import Pool, score_set_names
@@ -42,6 +43,7 @@ from clipmill.pipeline.planning.plan_files import read_plan
 # What rows and bytes depend on.
 LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "simplejpeg")
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def count_pool(commits: Commits) -> PoolCounts:
@@ -214,15 +216,12 @@ def _retried_reasons(commits: Commits, problems: list[str]) -> Iterator[Mapping[
     for shard, keys in zip(shards.tolist(), np.split(retried_keys, starts[1:]), strict=True):
         rows = Pool(commits).read(shard, ["key", "reason"])
         is_retried = np.isin(pc.cast(rows["key"], pa.int64()).to_numpy(), keys)
-        counts = pc.value_counts(rows["reason"].filter(pa.array(is_retried)))
-        reasons = dict(
-            zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
-        )
-        if stored := reasons.pop(None, 0):
+        reasons = rows["reason"].filter(pa.array(is_retried))
+        if stored := reasons.null_count:
             problems.append(
                 f"shards/{shard_name(shard)}: {stored} rows are stored and were retried"
             )
-        yield reasons
+        yield frequencies(reasons)
 
 
 def _planned_shards(commits: Commits, problems: list[str]) -> int:
@@ -269,31 +268,31 @@ def _tars_of_recipe(commits: Commits, problems: list[str]) -> int:
 
 
 def _count_scores(layout: PoolLayout, problems: list[str]) -> dict[str, ScoreCounts]:
-    counts = {}
-    for name in score_set_names(layout):
-        try:
-            document = read_document(layout.score_set_json(name), ScoreSetDocument)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        counts[name] = ScoreCounts(
-            rows=document.rows, stored=document.stored, scored=document.scored
-        )
-    return counts
+    paths = {name: layout.score_set_json(name) for name in score_set_names(layout)}
+    return {
+        name: ScoreCounts(rows=each.rows, stored=each.stored, scored=each.scored)
+        for name, each in _documents(paths, ScoreSetDocument, problems)
+    }
 
 
 def _count_views(layout: PoolLayout, problems: list[str]) -> dict[str, ViewCounts]:
-    counts = {}
-    for name in view_names(layout):
+    paths = {name: layout.view_json(name) for name in view_names(layout)}
+    remedy = "; make the view again with clipmill filter, or remove it"
+    return {
+        name: ViewCounts(kept=each.kept, funnel=each.funnel, thresholds=each.thresholds)
+        for name, each in _documents(paths, ViewDocument, problems, remedy)
+    }
+
+
+def _documents(
+    paths: Mapping[str, str], kind: type[T], problems: list[str], remedy: str = ""
+) -> Iterator[tuple[str, T]]:
+    """The documents of some names; damaged ones are problems."""
+    for name, path in paths.items():
         try:
-            document = read_document(layout.view_json(name), ViewDocument)
+            yield name, read_document(path, kind)
         except ValueError as error:
-            problems.append(f"{error}; make the view again with clipmill filter, or remove it")
-            continue
-        counts[name] = ViewCounts(
-            kept=document.kept, funnel=document.funnel, thresholds=document.thresholds
-        )
-    return counts
+            problems.append(f"{error}{remedy}")
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -53,7 +53,7 @@ class Trace:
     problems: tuple[str, ...]
 
 
-def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
+def trace_images(pool: str, count: int) -> Trace:
     """Follow `count` stored images, drawn at random, from the tar to their records.
 
     All images where the pool has fewer. ValueError where the pool was made of no WAT or WARC, or
@@ -71,7 +71,7 @@ def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
         raise ValueError(f"the number of images is {count}; it must be at least 1")
     files = source_files(recipe.source)
     commits = read_commits(pool)
-    drawn = _drawn(commits, count, seed)
+    drawn = _drawn(commits, count)
     groups = in_threads(lambda item: _members(commits, *item), drawn.items())
     members = list(itertools.chain.from_iterable(groups))
 
@@ -127,13 +127,13 @@ def origin_text(layout: PoolLayout, row: Mapping[str, Any]) -> str | None:
 # --- from the pool --------------------------------------------------------------------------------
 
 
-def _drawn(commits: Commits, count: int, seed: int) -> dict[int, list[int]]:
+def _drawn(commits: Commits, count: int) -> dict[int, list[int]]:
     """{shard: numbers among its stored rows}, drawn without replacement."""
     ends = np.cumsum(commits.column("successes").to_numpy())
     total = int(ends[-1]) if len(ends) else 0
     if not total:
         raise ValueError(f"{commits.pool} has no stored images to trace")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     numbers = np.sort(rng.choice(total, size=min(count, total), replace=False))
     positions = np.searchsorted(ends, numbers, side="right")
     starts = np.concatenate([[0], ends])[positions]
@@ -267,18 +267,15 @@ def explain_row(pool: str, name: str) -> RowHistory:
     attempts = [_attempt(commits, match) for match in matches if match.shard is not None]
     pair = _pair(commits.layout, matches[0])
     row = pair or (attempts[0]["sidecar"] if attempts else {})
+    # A row that waits for its first attempt is no tombstone.
+    is_purged = any(attempt["sidecar"]["reason"] == PURGED for attempt in attempts)
     return {
         "uid": matches[0].uid,
         "pair": pair,
         "origin": origin_text(commits.layout, row),
         "attempts": attempts,
-        "purged": purges_of_uid(commits.layout, matches[0].uid) if _is_purged(attempts) else [],
+        "purged": purges_of_uid(commits.layout, matches[0].uid) if is_purged else [],
     }
-
-
-def _is_purged(attempts: Iterable[Attempt]) -> bool:
-    """Whether the row is a tombstone. A row that waits for its first attempt has none."""
-    return any(attempt["sidecar"]["reason"] == PURGED for attempt in attempts)
 
 
 def explain_lines(history: Mapping[str, Any]) -> list[str]:

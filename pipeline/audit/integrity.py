@@ -19,7 +19,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles, is_current, view_names, view_shards
 from clipmill.manifests.arrays import Integers, Mask
 from clipmill.manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
-from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.commits import Commits, in_threads, position_of, read_commits
 from clipmill.manifests.layout import (
     COMMIT_SUFFIX,
     NOT_STORED,
@@ -37,7 +37,7 @@ from clipmill.manifests.records import (
     ViewRulesDocument,
     read_document,
 )
-from clipmill.manifests.text import printable
+from clipmill.manifests.text import one_line, printable
 from clipmill.pipeline.audit import counts as counting
 from clipmill.pipeline.audit.counts import recipe_of_pool
 from clipmill.pipeline.crawl.parts import check_stored_table
@@ -120,7 +120,7 @@ class ShardChecker:
     """
 
     def __init__(self, job: CheckJob) -> None:
-        self.layout, self.columns, self.stale = job.layout, job.columns, job.stale
+        self.job, self.layout = job, job.layout
         self._files: dict[tuple[str, str], AlignedFiles] = {}
 
     def __call__(self, ticket: Ticket) -> Checked:
@@ -131,8 +131,7 @@ class ShardChecker:
         shard = checked.shard
         record = read_record(self.layout.commit_record(shard))
         if isinstance(record, str):
-            path = inside(self.layout, self.layout.commit_record(shard))
-            line = f"{path}: {record}"
+            line = f"{inside(self.layout, self.layout.commit_record(shard))}: {record}"
             damage = Damage(kind="record", line=line, shard=shard)
             return Checked(damages=(damage,), is_readable=False)
         damages, rows = check_shard(self.layout, record)
@@ -155,14 +154,14 @@ class ShardChecker:
         except FileNotFoundError:
             problem = "missing"
         except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
-            problem = f"damaged: {' '.join(str(error).split())[:120]}"
+            problem = f"damaged: {one_line(error, 120)}"
         return [Damage(kind="pairs", line=f"{name}: {problem}", name=file)] if problem else []
 
     def _scores(self, shard: int, rows: Reference) -> Iterator[Damage]:
-        for name, columns in self.columns.items():
+        for name, columns in self.job.columns.items():
             files = self._aligned_files("scores", name)
             table, metadata, problem = _aligned(self.layout, files, shard, columns)
-            if name in self.stale and "does not have shard" in problem:
+            if name in self.job.stale and "does not have shard" in problem:
                 continue
             if not problem:
                 problem = _score_problem(table, metadata, rows)
@@ -174,7 +173,7 @@ class ShardChecker:
         for name, count in kept.items():
             files = self._aligned_files("views", name)
             table, _, problem = _aligned(self.layout, files, shard, VIEW.names)
-            if not problem and name not in self.stale:  # else it is of another sidecar
+            if not problem and name not in self.job.stale:  # else it is of another sidecar
                 problem = _mask_problem(table, rows, count)
                 problem = problem and self._line(files, shard, problem)
             if problem:
@@ -360,7 +359,10 @@ class _Findings:
     unreadable: int = 0  # sidecars and parts of the pairs
     lines: set[str] = field(default_factory=set)
 
-    def add(self, damage: Damage) -> None:
+    def add(self, kind: str, line: str, name: str | None = None, shard: int | None = None) -> None:
+        self.take(Damage(kind=kind, line=line, shard=shard, name=name))
+
+    def take(self, damage: Damage) -> None:
         if damage.line in self.lines:  # a bundle is damaged for each of its shards
             return
         if len(self.damages) >= MAX_DAMAGES:
@@ -407,8 +409,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     def checked(shard: int) -> CheckedShard:
         kept = {}
         for name, (of_view, counts) in views.items():
-            position = int(np.searchsorted(of_view, shard))
-            if position < len(of_view) and of_view[position] == shard:
+            if (position := position_of(of_view, shard)) is not None:
                 kept[name] = int(counts[position])
         return CheckedShard(shard=shard, views=kept)
 
@@ -422,13 +423,13 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     tickets = Tickets(np.arange(len(shards) + len(parts)), ticket)
     report = execute(stage, tickets, engine=engine, on_done=_taker(findings, commits, pool))
     for name, reason in report.failed.items():
-        findings.add(Damage(kind="record", line=f"{name}: could not be read: {reason}"))
+        findings.add("record", f"{name}: could not be read: {reason}")
     has_bad_record = any(damage.kind == "record" for damage in findings.damages)
     if index_problem is not None and not has_bad_record:
-        findings.add(index_problem)
+        findings.add("index", index_problem)
     if not findings.unreadable and not report.failures and commits is not None:
         for line in _uid_problems(commits, parts):
-            findings.add(Damage(kind="uids", line=line))
+            findings.add("uids", line)
     return sorted(findings.damages, key=lambda damage: damage.line), findings.omitted
 
 
@@ -444,15 +445,15 @@ def _committed(layout: PoolLayout, findings: _Findings) -> Integers:
             path = disk.join(folder, stem + COMMIT_SUFFIX)
             problem = read_record(path)
             assert isinstance(problem, str)
-            findings.add(Damage(kind="record", line=f"{inside(layout, path)}: {problem}"))
+            findings.add("record", f"{inside(layout, path)}: {problem}")
     return np.sort(np.array([int(stem) for stem in stems if stem.isdecimal()], np.int64))
 
 
-def _read_index(layout: PoolLayout) -> tuple[Commits | None, Damage | None]:
+def _read_index(layout: PoolLayout) -> tuple[Commits | None, str | None]:
     try:
         return read_commits(layout.root), None
     except ValueError as error:
-        return None, Damage(kind="index", line=f"index: {error}")
+        return None, f"index: {error}"
 
 
 def _taker(
@@ -462,16 +463,14 @@ def _taker(
 
     def take(name: str, checked: Checked) -> None:
         for damage in checked.damages:
-            findings.add(damage)
+            findings.take(damage)
         findings.unreadable += not checked.is_readable
         if checked.record is None or commits is None:
             return
         if commits.get(name) != checked.record:
-            line = (
-                f"index: shard {name} is not as its commit record says; "
-                f"run clipmill audit reindex {pool}"
-            )
-            findings.add(Damage(kind="index", line=line, shard=int(name)))
+            line = f"index: shard {name} is not as its commit record says; "
+            line += f"run clipmill audit reindex {pool}"
+            findings.add("index", line, shard=int(name))
 
     return take
 
@@ -490,9 +489,7 @@ def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
         try:
             read()
         except (ValueError, OSError) as error:
-            reason = " ".join(str(error).split())[:160]
-            line = f"{name}: damaged: {reason}"
-            findings.add(Damage(kind="document", line=line, name=name))
+            findings.add("document", f"{name}: damaged: {one_line(error)}", name)
 
 
 # --- score sets and views -------------------------------------------------------------------------
@@ -529,17 +526,14 @@ def _views(
         try:
             views[view] = view_shards(layout, document)
         except ValueError as error:
-            findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
+            findings.add("view", f"{name}: {error}", view)
             continue
         if _report_stale(name, view, document, commits, findings):
             stale.append(view)
         in_shards = int(views[view][1].sum())
         if not document.kept == document.funnel[-1][1] == in_shards:
-            line = (
-                f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
-                f"{document.funnel[-1][1]}, its shards {in_shards}"
-            )
-            findings.add(Damage(kind="view", line=line, name=view))
+            line = f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
+            findings.add("view", f"{line}{document.funnel[-1][1]}, its shards {in_shards}", view)
     return views, stale
 
 
@@ -553,12 +547,13 @@ def _report_stale(
     """Report a score set or view that was made from other shards than those that are there."""
     if commits is None or document.fingerprint == commits.fingerprint:
         return False
-    is_view = isinstance(document, ViewDocument)
-    if isinstance(document, ViewDocument) and is_current(document, commits):
-        return False
-    command = "clipmill filter" if is_view else "clipmill score"
+    kind, command = "set", "clipmill score"
+    if isinstance(document, ViewDocument):
+        if is_current(document, commits):
+            return False
+        kind, command = "view", "clipmill filter"
     line = f"{name}: stale: the shards have changed since; run {command} on this pool again"
-    findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
+    findings.add(kind, line, owner)
     return True
 
 
@@ -567,9 +562,8 @@ def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findin
     try:
         return read_document(path, kind)
     except ValueError as error:
-        is_view = kind is not ScoreSetDocument
-        line = f"{name}: damaged: {error}"
-        findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
+        of = "set" if kind is ScoreSetDocument else "view"
+        findings.add(of, f"{name}: damaged: {error}", owner)
         return None
 
 

@@ -35,7 +35,6 @@ from clipmill.manifests.aligned import (
     own_shards,
     parquet_bytes,
     remove_view_shards,
-    view_names,
     view_shards,
     write_changed,
     write_view_shards,
@@ -50,7 +49,7 @@ from clipmill.manifests.layout import (
     PoolLayout,
     shard_name,
 )
-from clipmill.manifests.pool import Pool, complete_score_sets
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.archives.urls import ascii_host, resolve, trimmed
@@ -58,7 +57,7 @@ from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
 from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.parts import read_parts, write_parts
 from clipmill.pipeline.cross_row import remove_transient
-from clipmill.pipeline.planning.plan_files import RowsOfShard, is_planned, read_plan
+from clipmill.pipeline.planning.plan_files import RowsOfShard, is_planned, read_plan, read_row_group
 from clipmill.pipeline.pool.lease import PoolWriter
 from clipmill.pipeline.pool.shard_writer import (
     TarFile,
@@ -243,9 +242,8 @@ def _write_without(path: str, staged: Path, chosen: Mask, drop: bool, metadata: 
     with disk.open_file(path) as source:
         file = pq.ParquetFile(source, page_checksum_verification=True)
         schema = disk.with_metadata(file.schema_arrow, metadata)
-        options = {"compression": "zstd", "write_page_checksum": True}
         start = 0
-        with disk.parquet_writer(staged, schema, **options) as target:
+        with disk.parquet_writer(staged, schema) as target:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group).cast(schema)
                 mask = chosen[start : start + len(table)]
@@ -413,11 +411,7 @@ def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]
 
 def _parts_of(location: RowsOfShard, uids: pa.Array) -> set[int]:
     """The parts of the pairs from which some rows of one planned shard come."""
-
-    def read(file: Any) -> pa.Table:
-        return pq.ParquetFile(file).read_row_group(location.row_group, columns=["uid", "part"])
-
-    table = disk.read_with(location.file, read)
+    table = read_row_group(location.file, location.row_group, ["uid", "part"])
     return set(table["part"].filter(pa.array(rows_with(table, uids))).to_pylist())
 
 
@@ -841,11 +835,9 @@ def _hashes(criteria: Criteria) -> Iterator[str]:
 
 def _old(layout: PoolLayout) -> tuple[str, ...]:
     """The score sets that depend on other rows of the pool, and the views that read one."""
-    sets = complete_score_sets(layout)
-    dependent = {name for name, document in sets.items() if document.whole_pool}
-    views = []
-    for view in view_names(layout) if dependent else ():
-        document = read_document(layout.view_json(view), ViewDocument)
+    pool, views = Pool.of_tickets(layout.root), []
+    dependent = {name for name, one in pool.all_score_sets.items() if one.whole_pool}
+    for view, document in pool.views.items() if dependent else ():
         if not document.frozen and dependent & set(document.scores.values()):
             views.append(view)
     return (*sorted(dependent), *views)
@@ -868,22 +860,17 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
         hashes=tuple(sorted(hashes)),
         uids=tuple(rows.uids.to_pylist()),
     )
+    views = Pool(commits).views
+    frozen = {view: one for view, one in views.items() if one.frozen and is_current(one, commits)}
     return Journal(
         record=record,
         fingerprint=commits.fingerprint,
-        frozen=dict(_frozen(commits)),
-        views={view: _decided(layout, view, rows.shards) for view in view_names(layout)},
+        frozen={view: document.fingerprint for view, document in frozen.items()},
+        views={view: _decided(layout, view, rows.shards) for view in views},
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
         examples=dict(_examples(layout, urls, criteria.get("domain", set()))),
     )
-
-
-def _frozen(commits: Commits) -> Iterator[tuple[str, str]]:
-    for view in view_names(commits.layout):
-        document = read_document(commits.layout.view_json(view), ViewDocument)
-        if document.frozen and is_current(document, commits):
-            yield view, document.fingerprint
 
 
 def _examples(layout: PoolLayout, urls: Set[str], domains: Set[str]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -154,10 +153,7 @@ def _add(out: PoolWriter, commits: Commits, shards: Integers, ranges: Integers |
         numbers += [np.arange(first, last + 1) for first, last in ranges.tolist()]
     metadata = {"version": VERSION, "shards": _ranges(np.unique(np.concatenate(numbers)))}
     count = 0
-    with (
-        counted_stage("table of rows", len(shards), brief=True) as counter,
-        disk.scratch_folder("clipmill-rows-") as folder,
-    ):
+    with counted_stage("table of rows", len(shards), brief=True) as counter:
 
         def entries(shard: int) -> pa.Table:
             return _entries(commits, shard)
@@ -169,19 +165,13 @@ def _add(out: PoolWriter, commits: Commits, shards: Integers, ranges: Integers |
                 counter.ended(str(shard), Measure())
                 yield table
 
-        staged = Path(folder) / "rows.parquet"
         rows = stream(tables(), ENTRIES)
-        with disk.parquet_writer(
-            staged,
-            disk.with_metadata(ENTRIES, metadata),
-            compression="zstd",
-            use_dictionary=["shard"],
-            write_page_checksum=True,
+        with out.parquet_writer(
+            path, disk.with_metadata(ENTRIES, metadata), use_dictionary=["shard"]
         ) as writer:
             for batch in select("SELECT * FROM rows ORDER BY hash, shard", ROW_GROUP, rows=rows):
                 writer.write_batch(batch)
                 count += batch.num_rows
-        out.publish(staged, path)
     return count
 
 

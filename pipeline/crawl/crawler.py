@@ -300,9 +300,7 @@ def _write_part(job: PairsJob, schema: pa.Schema, part: int, rows: Integers, sta
     if duplicates := metadata["pairs"] - len(rows):
         reasons["duplicate_pair"] = duplicates
     digest, size = UidsDigest(), 0
-    with disk.parquet_writer(
-        staged, schema, compression="zstd", write_page_checksum=True
-    ) as writer:
+    with disk.parquet_writer(staged, schema) as writer:
         for batch in _batches_of(path, metadata["pairs"], rows):
             kept = batch.cast(schema)
             digest.update(kept["uid"])
@@ -339,7 +337,6 @@ STAGED: dict[str, Any] = {
     "compression": "lz4",
     "use_dictionary": ["page_url", "page_lang", "robots", "license", "wat"],
     "write_statistics": False,
-    "write_page_checksum": True,
 }
 
 
@@ -514,25 +511,26 @@ def extract(job: ExtractJob) -> Work:
         file: SourceFile = ticket.payload
         path, counts = file.path, PartCounts()
         content = reader.content(path, source)
-        with rare_collections(), disk.scratch_folder("clipmill-crawl-") as folder:
-            staged = Path(folder) / "part.parquet"
-            with disk.parquet_writer(staged, schema, **STAGED) as writer:
-                for batch in reader.batches(path, source, counts):
-                    writer.write_batch(batch)
-                if not reader.is_unchanged(path, source, content):
-                    raise ValueError(f"{path} has changed while it was read")
-                totals = {name: counts.pop(name, 0) for name in TOTALS}
-                assert totals["links"] == totals["pairs"] + counts.total()
-                metadata = {
-                    **totals,
-                    "source_id": file.source_id,
-                    "content": content,
-                    "wat": _name(path),
-                    "reasons": dict(counts),
-                    "examples": counts.examples,
-                }
-                writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            out.publish_new(staged, extracted(out.layout, file.number))
+        target = extracted(out.layout, file.number)
+        with (
+            rare_collections(),
+            out.parquet_writer(target, schema, new=True, **STAGED) as writer,
+        ):
+            for batch in reader.batches(path, source, counts):
+                writer.write_batch(batch)
+            if not reader.is_unchanged(path, source, content):
+                raise ValueError(f"{path} has changed while it was read")
+            totals = {name: counts.pop(name, 0) for name in TOTALS}
+            assert totals["links"] == totals["pairs"] + counts.total()
+            metadata = {
+                **totals,
+                "source_id": file.source_id,
+                "content": content,
+                "wat": _name(path),
+                "reasons": dict(counts),
+                "examples": counts.examples,
+            }
+            writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
         return Measure(rows=totals["links"], stored=totals["pairs"])
 
     return work

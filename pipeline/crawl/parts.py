@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,7 +17,14 @@ import xxhash
 
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Integers
-from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.columns import joined_text
+from clipmill.manifests.commits import (
+    Commits,
+    in_threads,
+    read_commits,
+    sums_of_counts,
+    totals_of_counts,
+)
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.pool import Pool
 from clipmill.pipeline.archives.urls import shortened
@@ -159,24 +165,12 @@ def part_totals(parts: pa.Table) -> dict[str, Any]:
 
 def dropped_rows(parts: pa.Table) -> Integers:
     """(parts,) rows of each part that were lost for some reason."""
-    sums = [np.zeros(0, np.int64)]
-    for chunk in parts["reasons"].chunks:
-        offsets = np.asarray(chunk.offsets, np.int64)
-        first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-        items = chunk.items.slice(first, length).to_numpy()
-        before = np.concatenate([[0], np.cumsum(items, dtype=np.int64)])
-        sums.append(before[offsets[1:] - first] - before[offsets[:-1] - first])
-    return np.concatenate(sums)
+    return sums_of_counts(parts["reasons"])
 
 
 def reason_totals(parts: pa.Table) -> Counter[str]:
     """How many rows of all parts were lost for each reason."""
-    totals = Counter[str]()
-    for chunk in parts["reasons"].chunks:
-        counts = pa.table({"reason": chunk.keys, "count": chunk.items})
-        for row in counts.group_by("reason").aggregate([("count", "sum")]).to_pylist():
-            totals[row["reason"]] += row["count_sum"]
-    return totals
+    return totals_of_counts(parts["reasons"])
 
 
 def examples(parts: pa.Table) -> dict[str, str]:
@@ -237,9 +231,7 @@ class UidsDigest:
         """Add the next ones."""
         lengths = pc.binary_length(uids).cast(pa.int32())
         self._lengths.update(lengths.to_numpy(zero_copy_only=False).astype("<i4").tobytes())
-        joined = pa.LargeListArray.from_arrays([0, len(uids)], uids.cast(pa.large_string()))
-        text = pc.binary_join(joined, pa.scalar("", pa.large_string()))[0]
-        self._content.update(text.as_buffer())
+        self._content.update(joined_text(uids))
 
     def hexdigest(self) -> str:
         """32 hex digits."""

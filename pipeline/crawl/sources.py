@@ -11,7 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, takewhile
 from typing import Any
@@ -33,6 +33,7 @@ from clipmill.pipeline.archives.wat import (
 )
 from clipmill.pipeline.crawl import tables as image_folders
 from clipmill.pipeline.crawl.tables import (
+    PairTable,
     Row,
     check_image_table,
     file_table,
@@ -364,6 +365,18 @@ def _is_folder_unchanged(folder: str, source: Source, content: Content) -> bool:
 # The table of sources.
 
 
+def _table_reader(table_of: Callable[[Source, str], PairTable], *keys: str) -> SourceReader:
+    """The reader of a kind of tables; `table_of` says which of their columns become pairs."""
+    return SourceReader(
+        parts=_tables,
+        batches=lambda path, source, counts: _batched(
+            table_of(source, path).rows(path, counts), source
+        ),
+        check=lambda path, source: table_of(source, path).check(path),
+        keys=keys,
+    )
+
+
 # The files of a published crawl never change: nobody asks for them.
 PUBLISHED: dict[str, Any] = {"content": lambda path, source: {}}
 READERS: dict[str, SourceReader] = {
@@ -375,27 +388,13 @@ READERS: dict[str, SourceReader] = {
     "warc_index": SourceReader(
         parts=partial(_sample, kind="warc"), batches=_warc, record=pairs_of_warc_record, **PUBLISHED
     ),
-    "table": SourceReader(
-        parts=_tables,
-        batches=lambda path, source, counts: _batched(url_table(source).rows(path, counts), source),
-        check=lambda path, source: url_table(source).check(path),
-        keys=("url_column", "caption_column", *TABLE_KEYS),
+    "table": _table_reader(
+        lambda source, path: url_table(source), "url_column", "caption_column", *TABLE_KEYS
     ),
-    "files": SourceReader(
-        parts=_tables,
-        batches=lambda path, source, counts: _batched(
-            file_table(source, path).rows(path, counts), source
-        ),
-        check=lambda path, source: file_table(source, path).check(path),
-        keys=("file_column", "caption_column", *TABLE_KEYS),
-    ),
-    "image_table": SourceReader(
-        parts=_tables,
-        batches=lambda path, source, counts: _batched(
-            image_table(source, path).rows(path, counts), source
-        ),
+    "files": _table_reader(file_table, "file_column", "caption_column", *TABLE_KEYS),
+    "image_table": replace(
+        _table_reader(image_table, "caption_column", "caption_list", "max_caption_bytes"),
         check=check_image_table,
-        keys=("caption_column", "caption_list", "max_caption_bytes"),
     ),
     "image_folder": SourceReader(
         parts=_folders,

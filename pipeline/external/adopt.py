@@ -16,11 +16,11 @@ from typing import IO, Any
 
 from clipmill.manifests import disk
 from clipmill.manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
-from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.commits import Commits, in_threads
 from clipmill.manifests.content import file_stamp, has_stamp
 from clipmill.manifests.layout import CommitRecord
 from clipmill.manifests.pool import Pool
-from clipmill.manifests.schema import CAPTION_BYTES, Fetch, Source
+from clipmill.manifests.schema import Fetch, Source
 from clipmill.manifests.text import valid_text
 from clipmill.pipeline.crawl.sources import paths_at
 from clipmill.pipeline.executor.tickets import Ticket, Work
@@ -38,10 +38,10 @@ from clipmill.pipeline.pool.shard_writer import (
 from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
 from clipmill.pipeline.shuffle import THREADS
 from clipmill.pipeline.table_files import (
+    CASTS,
     MOST_NAMES,
     as_int,
     as_json,
-    cast_value,
     python_values,
     require_columns,
     utf_16,
@@ -171,28 +171,18 @@ def group_samples(members: Sequence[Member]) -> list[Sample]:
 class TarReader:
     """What a tar and the parquet beside it say about its rows."""
 
-    def __init__(
-        self,
-        tar: str,
-        url_column: str,
-        caption_column: str | None,
-        settings: Fetch,
-        extra: Mapping[str, str],
-        image_member: str | None = None,
-        caption_member: str | None = None,
-        max_caption_bytes: int = CAPTION_BYTES,
-    ) -> None:
-        self.tar, self.settings = tar, settings
-        self.image_member = image_member and image_member.lower().lstrip(".")
-        self.max_caption_bytes = max_caption_bytes
-        # None: the captions are those of a column.
-        self.text_member = (caption_member or "txt").lower().lstrip(".")
-        self.reads_text = caption_member is not None or caption_column in (None, COLUMNS[1])
+    def __init__(self, tar: str, source: Source, settings: Fetch) -> None:
+        self.tar, self.source, self.settings = tar, source, settings
+        self.caption_column, extra = source.caption_column, source.extra_columns
+        self.image_member = source.image_member and source.image_member.lower().lstrip(".")
+        self.text_member = (source.caption_member or "txt").lower().lstrip(".")
+        # Else the captions are those of a column.
+        has_texts = self.caption_column in (None, COLUMNS[1])
+        self.reads_text = source.caption_member is not None or has_texts
         self.present: set[str] = set()  # names of values that some sample or row has
         self.schema = with_extra(SIDECAR, extra)
         self.row_columns = RowColumns.of(self.schema)
         self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
-        self.url_column, self.caption_column = url_column, caption_column
         self.listed = _listed_rows(tar)
         self.linked: dict[str, Sample] = {}  # of members that are links
         self.strays = 0  # members of no sample
@@ -233,7 +223,7 @@ class TarReader:
             self.present.update(values)
             if key not in matched:
                 yield self._row_without_sample(key, values)
-        named = [self.url_column, self.caption_column]
+        named = [self.source.url_column, self.caption_column]
         columns = [name for name in named if name and name not in COLUMNS]
         if samples and columns:
             require_columns(self.tar, columns, sorted(self.present))
@@ -364,9 +354,10 @@ class TarReader:
         elif not (record["caption"] or "").strip():
             hint = self._link(sample, self.text_member) or self._without_caption(sample, values)
             return self._failed(record, "no_caption", hint)
-        if len((record["caption"] or "").encode()) > self.max_caption_bytes:
+        most = self.source.max_caption_bytes
+        if len((record["caption"] or "").encode()) > most:
             record["caption"] = None
-            return self._failed(record, "long_caption", f"more than {self.max_caption_bytes} bytes")
+            return self._failed(record, "long_caption", f"more than {most} bytes")
         record |= {"width": width, "height": height, "image_name": name}
         record["sha256"] = record["sha256"] or hashlib.sha256(image).hexdigest()
         if record["original_width"] is None:
@@ -395,7 +386,7 @@ class TarReader:
         """The columns of a row that the json member or the parquet gives."""
         caption = _first_text(values, self.caption_column) if self.caption_column else None
         record: dict[str, Any] = {
-            "url": valid_text(_text(values, self.url_column) or f"{self.tar}#{name}"),
+            "url": valid_text(_text(values, self.source.url_column) or f"{self.tar}#{name}"),
             "caption": caption,
         }
         sizes = [_side(values.get(column)) for column in ORIGINAL_SIZE]
@@ -403,7 +394,7 @@ class TarReader:
         for column in ("exif", "sha256"):
             record[column] = _text(values, column)
         for extra, (column, kind) in self.columns.items():
-            record[extra] = cast_value(values.get(column), kind)
+            record[extra] = CASTS[kind](values.get(column))
         return record
 
     def _uid(self, record: Mapping[str, Any], values: Mapping[str, object]) -> str:
@@ -522,10 +513,6 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
 # is dropped here, a filter may tell such rows apart.
 
 
-# Keys of the source that say how its tars are read.
-NAMED = ("url_column", "caption_column", "image_member", "caption_member", "max_caption_bytes")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedTar:
     """The payload of a ticket: a tar and the shard that it is."""
@@ -586,9 +573,7 @@ def _tars_at(path: str) -> list[str]:
 def adopt_tars(job: ShardJob) -> Work:
     """Factory of the stage; of the settings of `fetch` the limits on an image's size apply."""
     out, source, settings = job.out, job.recipe.source, job.recipe.fetch
-    extra = source.extra_columns
-    schema = with_extra(SIDECAR, extra)
-    named = {name: getattr(source, name) for name in NAMED}
+    schema = with_extra(SIDECAR, source.extra_columns)
 
     def work(ticket: Ticket) -> CommitRecord:
         """The commit record of the ticket's tar. ValueError where it is no whole, plain tar, or
@@ -600,7 +585,7 @@ def adopt_tars(job: ShardJob) -> Work:
         if (existing := read_commit_record(out.layout, number)) is not None:
             _require_same(existing, ticket, out.pool, schema.names)
             return existing
-        reader = TarReader(tar, settings=settings, extra=extra, **named)
+        reader = TarReader(tar, source, settings)
         stamp = file_stamp(tar)
         with local_copy(tar) as path:
             rows = list(reader.rows(path))
@@ -661,19 +646,19 @@ def _require_same(record: CommitRecord, ticket: Ticket, pool: str, columns: Sequ
         )
 
 
-def check_adopted(pool: str, source: Source, tickets: Sequence[Ticket]) -> None:
+def check_adopted(commits: Commits, source: Source, tickets: Sequence[Ticket]) -> None:
     """ValueError where a shard that is committed is not of its ticket's tar as it is now.
 
     Only a person can mend that: no further try of the stage would end otherwise.
     """
-    commits, schema = read_commits(pool), with_extra(SIDECAR, source.extra_columns)
+    columns = with_extra(SIDECAR, source.extra_columns).names
 
     def problem(ticket: Ticket) -> str | None:
         record = commits.get(ticket.payload.shard)
         if record is None:
             return None
         try:
-            _require_same(record, ticket, pool, schema.names)
+            _require_same(record, ticket, commits.pool, columns)
         except ValueError as error:
             return str(error)
         return None

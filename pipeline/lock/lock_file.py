@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from clipmill.filters.optout import refuses
 from clipmill.manifests import disk
 from clipmill.manifests.arrays import Mask
-from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.columns import PAIRS, joined_text, with_extra
 from clipmill.manifests.records import Threshold, ViewRule
 from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
+from clipmill.manifests.text import one_line
 
 # --------------------------------------------------------------------------------------------------
 # A lock on disk: one Parquet file with a row per row of a pool, and in its footer the head, which
@@ -87,8 +88,7 @@ class LockHead:
 def head_id(plain: Mapping[str, object]) -> str:
     """The id of a plain head: sha256 over all but the id, 64 hex digits."""
     content = {key: value for key, value in plain.items() if key != "id"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return disk.plain_hash(content, 64)
 
 
 def lock_schema(extra_columns: dict[str, str], views: Sequence[str]) -> pa.Schema:
@@ -110,11 +110,7 @@ class ColumnHashes:
             if pa.types.is_string(column.type):
                 lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy()
                 content.update(lengths.astype("<i4").tobytes())
-                text = pc.fill_null(column, "").cast(pa.large_string())
-                joined = pa.LargeListArray.from_arrays([0, len(text)], text)
-                content.update(
-                    pc.binary_join(joined, pa.scalar("", pa.large_string()))[0].as_buffer()
-                )
+                content.update(joined_text(pc.fill_null(column, "")))
                 continue
             valid = column.is_valid().to_numpy(zero_copy_only=False)
             values = pc.fill_null(column, pa.scalar(0).cast(column.type))
@@ -189,7 +185,7 @@ class LockFile:
         except DAMAGES as error:
             if getattr(error, "errno", None) in (errno.EACCES, errno.EHOSTDOWN):
                 raise  # it names the path, and the store that refuses it or does not answer
-            text = " ".join(str(error).split())[:200]
+            text = one_line(error, 200)
             raise ValueError(
                 f"{self.path} is not a lock that can be used: {text or type(error).__name__}"
             ) from None

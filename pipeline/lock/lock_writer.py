@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from clipmill.filters.optout import RESPECT, refusing_signals
 from clipmill.manifests import disk, identity
 from clipmill.manifests.arrays import Mask
-from clipmill.manifests.columns import STORED, WITHHELD
+from clipmill.manifests.columns import STORED, WITHHELD, frequencies
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import shard_name
 from clipmill.manifests.pool import OpenView, Pool
@@ -29,6 +29,7 @@ from clipmill.pipeline.database import (
     database,
     hash_flagged,
     insert,
+    is_sha256,
     key_columns,
     of_flags,
     row_keys,
@@ -57,7 +58,6 @@ REPEATED += ["robots", "license", "wat", "retry_of"]  # columns whose values rep
 FROM_PLAN = ["uid", "title", "anchor", "robots", "license"]
 # What decides the bytes of a stored image.
 LIBRARIES = ("numpy", "pillow", "simplejpeg")
-HEX = r"^[0-9a-f]{64}$"
 
 
 def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> LockFile:
@@ -127,19 +127,14 @@ class _LockWriter:
         with (
             database() as rows,
             disk.parquet_writer(
-                staged,
-                self.schema,
-                compression="zstd",
-                use_dictionary=REPEATED,
-                write_statistics=["lock_shard"],
-                write_page_checksum=True,
+                staged, self.schema, use_dictionary=REPEATED, write_statistics=["lock_shard"]
             ) as writer,
         ):
             create_keyed(rows, "stored", of_flags("{} BOOLEAN", 1 + len(self.views)))
             for table in self._row_groups():
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 self._hashes.add(table)
-                self._count(table)
+                self.outcomes.update(frequencies(table["lock_outcome"]))
                 self._add(table, rows)
             hashes = hash_flagged(rows, "stored", 1 + len(self.views))
             text = disk.with_metadata(self.schema, self._head(hashes).with_id()).metadata
@@ -169,11 +164,8 @@ class _LockWriter:
         values |= self._from_plan(shard, values["uid"])
         group = int(self.commits.column("group")[position].as_py())
         tar = self.commits.column("tar_sha256")[position].as_py().hex()
-        values["sha256"] = pc.if_else(
-            pc.fill_null(pc.match_substring_regex(values["sha256"], HEX), False),
-            values["sha256"],
-            pa.scalar(None, pa.string()),
-        )
+        hashes = values["sha256"]
+        values["sha256"] = pc.if_else(is_sha256(hashes), hashes, pa.scalar(None, pa.string()))
         values["lock_outcome"] = pc.fill_null(values["reason"], STORED)
         for view in self.views:
             values[VIEW_PREFIX + view] = self.views[view].mask(shard, ["kept"], rows)["kept"]
@@ -224,10 +216,6 @@ class _LockWriter:
         return pa.concat_arrays(parts).unique()
 
     # --- sums -------------------------------------------------------------------------------------
-
-    def _count(self, table: pa.Table) -> None:
-        for row in table["lock_outcome"].value_counts().to_pylist():
-            self.outcomes[row["values"]] += row["counts"]
 
     def _add(self, table: pa.Table, rows: DuckDBPyConnection) -> None:
         """Add the stored rows whose bytes are known, each with the views that keep it."""

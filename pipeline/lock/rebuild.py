@@ -35,6 +35,7 @@ from clipmill.pipeline.database import (
     database,
     hash_flagged,
     insert,
+    is_sha256,
     key_columns,
     of_flags,
     row_keys,
@@ -332,7 +333,6 @@ def _planned_rows(table: pa.Table, lock: str, before: int) -> pa.Table:
 
 
 ALL_ROWS = "locked"  # the view of all rows of a lock that a pool built from it has
-HEX = r"^[0-9a-f]{64}$"
 # Rows of each lock with a flag a selection; rows of the pool by number, counted over all shards.
 COMMON = """
 CREATE TABLE common AS SELECT {key}, {in_all} FROM (
@@ -380,7 +380,8 @@ def write_same_rows(
     if not len(commits):
         raise ValueError(f"{out.pool} has no committed shards; is it the folder of a pool?")
     locks = [LockFile(path) for path in paths]
-    return _write(out, commits, locks, {view: name or _default_name(view)})[0]
+    usual_name = "same_rows" if view is None else f"same_rows_{view}"
+    return _write(out, commits, locks, {view: name or usual_name})[0]
 
 
 def write_locked_views(
@@ -405,10 +406,6 @@ def same_rows_lines(results: Sequence[SameRows]) -> list[str]:
         if missing := result.in_locks - result.kept:
             lines.append(f"  {missing:,} more rows are in the lock, and not in this pool")
     return lines
-
-
-def _default_name(view: str | None) -> str:
-    return "same_rows" if view is None else f"same_rows_{view}"
 
 
 def _where(locks: Sequence[LockFile], view: str | None) -> str:
@@ -506,8 +503,7 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
     def read(position: int) -> tuple[Bytes, Integers]:
         shard = int(commits.shards[position])
         table = Pool(commits).read(shard, ["uid", "sha256", "status"])
-        known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)
-        stored = pc.and_(pc.equal(table["status"], "success"), known)
+        stored = pc.and_(pc.equal(table["status"], "success"), is_sha256(table["sha256"]))
         table = table.filter(stored)
         ordinals = firsts[position] + np.flatnonzero(stored.to_numpy())
         return row_keys(table["uid"], table["sha256"]), ordinals

@@ -132,7 +132,7 @@ class Alike:
         chosen: list[int] = self.rows[order[order != position]][:most].tolist()
         return chosen
 
-    def nearest_to_text(self, text: str, most: int = MOST_ALIKE) -> list[int]:
+    def nearest_to_text(self, text: str) -> list[int]:
         """The rows whose images are most like a text, the nearest first. ValueError where the model
         of the embeddings cannot be had."""
         wanted = self.text_model.embed(text)
@@ -141,7 +141,7 @@ class Alike:
                 f"the model gives {len(wanted)} values for a text, and {self.name} has "
                 f"{self._vectors.shape[1]}"
             )
-        rows: list[int] = self.rows[self._order(wanted, most)].tolist()
+        rows: list[int] = self.rows[self._order(wanted, MOST_ALIKE)].tolist()
         return rows
 
     def _order(self, wanted: Float32Array, most: int) -> Integers:

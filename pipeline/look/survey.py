@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import view_names
 from clipmill.manifests.arrays import Array, Bytes, Integers, Mask
-from clipmill.manifests.columns import REASONS, SIDECAR
-from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.columns import REASONS, SIDECAR, frequencies
+from clipmill.manifests.commits import Commits, position_of, read_commits
 from clipmill.manifests.hashes import text_hashes
 from clipmill.manifests.layout import PoolLayout, shard_name
 from clipmill.manifests.pool import OpenView, Pool
@@ -82,8 +82,7 @@ class PoolRows:
 
     def row_at(self, shard: int, row: int) -> int | None:
         """The row of the table; None where it was not read."""
-        position = int(np.searchsorted(self.shards, shard))
-        if position == len(self.shards) or self.shards[position] != shard:
+        if (position := position_of(self.shards, shard)) is None:
             return None
         number = int(self.first_rows[position]) + row
         return number if row >= 0 and number < self.first_rows[position + 1] else None
@@ -105,11 +104,11 @@ def read_rows(commits: Commits, view: str | None = None, most_rows: int = MOST_R
     names = _sidecar_columns(commits, current.values(), sets)
     tables = []
     if len(shards):
-        from_sets: dict[str, tuple[str, ScoreSetDocument]] = {}
+        set_of: dict[str, str] = {}
         for name, of_set in sets.items():
-            from_sets[name] = name, replace(scores[name], columns=tuple(of_set))
-        wanted = [*names, *(column for of_set in sets.values() for column in of_set)]
-        joined = JoinedColumns(commits, wanted, from_sets)
+            set_of |= dict.fromkeys(of_set, name)
+        wanted = [*names, *set_of]
+        joined = JoinedColumns(commits, wanted, set_of)
         at = np.searchsorted(commits.shards, shards).tolist()
         with ThreadPoolExecutor(READERS) as threads:
             tables = [_widened(one.select(wanted)) for one in threads.map(joined.read_shard, at)]
@@ -230,11 +229,8 @@ def _columns_of_rules(document: ViewDocument, known: Collection[str]) -> set[str
 
 def _widened(table: pa.Table) -> pa.Table:
     """16-bit floats with 32 bits: DuckDB does not read them, nor does JSON hold them."""
-    for index, each in enumerate(table.schema):
-        if each.type == pa.float16():
-            column = table.column(index).cast(pa.float32())
-            table = table.set_column(index, each.name, column)
-    return table
+    kinds = [pa.float32() if kind == pa.float16() else kind for kind in table.schema.types]
+    return table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True))))
 
 
 def _view(
@@ -504,7 +500,7 @@ def example_groups(rows: PoolRows, views: Sequence[PoolView]) -> list[Group]:
 def _rejected(rows: PoolRows, view: PoolView, draw: RowDraw) -> list[Group]:
     """Rows by the rule that rejects them first, the rule that rejects most first."""
     assert view.first_rule is not None
-    counts = _counts_by_rule(view.first_rule.filter(rows.stored))
+    counts = frequencies(view.first_rule.filter(rows.stored))
     groups = []
     for rule in sorted(counts, key=lambda name: (-counts[name], name))[:RULES]:
         mask = pc.fill_null(pc.equal(view.first_rule, rule), False).to_numpy()
@@ -834,7 +830,7 @@ def view_effects(
     only = np.zeros(rows.table.num_rows, np.int16)  # number of the rule that rejected a row last
     without: dict[str, Mask] = {}
     packed: list[tuple[int, int, Bytes]] = []  # (rejected, -rule, bits)
-    first = _counts_by_rule(view.first_rule)
+    first = frequencies(view.first_rule)
     lines: list[RuleLine] = []
     known = True
     for number, outcome in enumerate(
@@ -873,21 +869,12 @@ def view_effects(
         kept=int(view.kept.sum()),
         rules=tuple(lines),
         compared=tuple(lines[-number].name for _, number, _ in compared),
-        overlap=tuple(tuple(_both(one, other) for other in bits) for one in bits),
+        overlap=tuple(
+            tuple(int(np.bitwise_count(one & other).sum()) for other in bits) for one in bits
+        ),
         others=without if known else {},
         disagrees=known and not np.array_equal(view.kept, rows.stored & (times == 0)),
     )
-
-
-def _both(one: Bytes, other: Bytes) -> int:
-    """Set bits that two bit fields share."""
-    return int(np.bitwise_count(one & other).sum())
-
-
-def _counts_by_rule(first_rule: pa.ChunkedArray) -> dict[str, int]:
-    """Rows by the rule that rejects them first, and by NAME:missing."""
-    entries = first_rule.drop_null().value_counts().to_pylist()
-    return {entry["values"]: entry["counts"] for entry in entries}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -922,21 +909,21 @@ class Survey:
         return kept
 
 
-def survey_pool(pool: str, view: str | None = None, most_rows: int = MOST_ROWS) -> Survey:
+def survey_pool(pool: str, view: str | None = None) -> Survey:
     """Read a pool. view: only this one. ValueError where there is no pool or no such view."""
     for attempt in range(ATTEMPTS):
         try:
-            return _survey(pool, view, most_rows)
+            return _survey(pool, view)
         except FileNotFoundError:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
-def _survey(pool: str, view: str | None, most_rows: int) -> Survey:
+def _survey(pool: str, view: str | None) -> Survey:
     commits = read_commits(pool)
     counts = count_pool(commits)
-    rows = read_rows(commits, view, most_rows)
+    rows = read_rows(commits, view)
     columns = {column.name: column for column in number_columns(rows)}
     sizes = {one.name: one.document.kept for one in rows.views}
     detailed: dict[str, PoolView] = {}

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clipmill.manifests import disk, identity
 from clipmill.manifests.arrays import Integers
-from clipmill.manifests.columns import LOCKED, PAIRS, PLAN
+from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, joined_text
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import read_document
 from clipmill.manifests.schema import Pair
@@ -53,17 +52,11 @@ def shard_id(uids: pa.Array, retried: pa.Array | None, settings: str) -> str:
     the keys that the rows retry.
     """
     content = hashlib.sha256(f"{PLAN_VERSION}\n{settings}\n".encode())
-    content.update(_joined(uids))
+    content.update(joined_text(uids, "\n"))
     if retried is not None:
         content.update(b"\n")
-        content.update(_joined(retried))
+        content.update(joined_text(retried, "\n"))
     return content.hexdigest()[:16]
-
-
-def _joined(texts: pa.Array) -> pa.Buffer:
-    """The texts of an array, one per line."""
-    lines = pa.LargeListArray.from_arrays([0, len(texts)], texts.cast(pa.large_string()))
-    return pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer()
 
 
 # --------------------------------------------------------------------------------------------------

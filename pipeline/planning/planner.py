@@ -438,9 +438,7 @@ def _shards_file(
     first = job.first_shard + file.first_shard
     with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "shards.parquet"
-        with disk.parquet_writer(
-            staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
-        ) as writer:
+        with disk.parquet_writer(staged, schema, write_statistics=False) as writer:
             for shard, table in enumerate(tables, start=first):
                 table = _with_places(table, shard).select(schema.names).cast(schema)
                 retried = table["retry_of"].combine_chunks() if job.is_retry else None
@@ -542,9 +540,7 @@ def write_plan(
     return run_steps(steps, "inline" if total <= FEW else engine, workers)
 
 
-def add_retries(
-    out: PoolWriter, recipe: Recipe, *, engine: Engine = "inline", workers: int | None = None
-) -> Mapping[str, str]:
+def add_retries(out: PoolWriter, recipe: Recipe, *, engine: Engine = "inline") -> Mapping[str, str]:
     """Plan a further round that fetches the committed rows again whose outcome is transient.
     Returns {task: error}.
 
@@ -578,7 +574,7 @@ def add_retries(
         return ShardUnit(number=number, shards=tuple(some_shards[number].tolist()))
 
     steps = _steps(job, document, sort_retries, unit)
-    return run_steps(steps, "inline" if rows.sum() <= FEW else engine, workers)
+    return run_steps(steps, "inline" if rows.sum() <= FEW else engine)
 
 
 def write_given_plan(
@@ -770,14 +766,9 @@ def _write_retried(job: PlanJob, files: int) -> None:
     rows = stream((disk.read_parquet(path, ["retry_of"]) for path in paths), RETRY_OF)
     asked = "SELECT retry_of::BIGINT AS key FROM rows WHERE retry_of IS NOT NULL ORDER BY key"
     keys = select(asked, rows=rows)
-    with disk.scratch_folder("clipmill-plan-") as scratch:
-        staged = Path(scratch) / "retried.parquet"
-        with disk.parquet_writer(
-            staged, RETRIED, compression="zstd", write_page_checksum=True
-        ) as writer:
-            for batch in keys:
-                writer.write_batch(batch)
-        job.out.publish(staged, disk.join(job.folder, "retried.parquet"))
+    with job.out.parquet_writer(disk.join(job.folder, "retried.parquet"), RETRIED) as writer:
+        for batch in keys:
+            writer.write_batch(batch)
 
 
 def _scratch(layout: PoolLayout) -> str:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from clipmill.manifests import disk
 from clipmill.manifests.commits import in_threads
@@ -115,6 +116,20 @@ class PoolWriter:
         else:
             disk.create_file(source, path)
             source.unlink()  # it may be the same file: who wrote into it again would change both
+
+    @contextlib.contextmanager
+    def parquet_writer(
+        self, path: str, schema: pa.Schema, *, new: bool = False, **options: object
+    ) -> Iterator[pq.ParquetWriter]:
+        """A `disk.parquet_writer` of a file that is published, or published as new, at its end."""
+        with disk.scratch_folder("clipmill-table-") as folder:
+            staged = folder / "table.parquet"
+            with disk.parquet_writer(staged, schema, **options) as writer:
+                yield writer
+            if new:
+                self.publish_new(staged, path)
+            else:
+                self.publish(staged, path)
 
     def write_json(self, path: str, document: object, *, sealed: bool = False) -> None:
         """Write a document whole, see `disk.write_json`."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from clipmill.filters.columns import valid_in_all
 from clipmill.manifests import disk
+from clipmill.manifests.aligned import parquet_bytes
 from clipmill.pipeline.pool.lease import PoolWriter
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
@@ -17,16 +19,16 @@ def commit_columns(
     out: PoolWriter,
     name: str,
     shard: str | int,
-    content: bytes,
+    table: pa.Table,
     metadata: Mapping[str, object],
-    scored: int,
 ) -> int:
     """Create the file of a shard that waits for the bundle of the set `name`; returns the rows that
     have all columns.
 
     Columns of the same rows that another worker has committed in the meantime stay.
     """
-    path = out.layout.score_part(name, shard)
+    path, scored = out.layout.score_part(name, shard), valid_in_all(table.columns)
+    content = parquet_bytes(table, {**metadata, "scored": scored})
     try:
         out.publish_new(content, path)
     except FileExistsError:

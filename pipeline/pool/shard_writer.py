@@ -29,6 +29,8 @@ from clipmill.manifests.columns import (
     REASONS,
     SIDECAR,
     VOLATILE_COLUMNS,
+    frequencies,
+    joined_text,
     with_extra,
 )
 from clipmill.manifests.commits import Commits, read_commits
@@ -74,11 +76,7 @@ def json_array(column: pa.ChunkedArray) -> bytes:
     values = pc.fill_null(texts, "null")
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if not len(values):
-        return b"[]"
-    whole = pa.LargeListArray.from_arrays([0, len(values)], values)
-    joined: bytes = pc.binary_join(whole, pa.scalar(",", pa.large_string()))[0].as_buffer()
-    return b"".join([b"[", joined, b"]"])
+    return b"".join([b"[", joined_text(values, ","), b"]"])
 
 
 def _quoted(column: pa.ChunkedArray) -> pa.Array:
@@ -219,7 +217,7 @@ def replace_shard(
 
 def _counts(table: pa.Table) -> dict[str, Any]:
     """The fields of a commit record that count the rows of its sidecar."""
-    statuses, reasons = _frequencies(table["status"]), _frequencies(table["reason"])
+    statuses, reasons = frequencies(table["status"]), frequencies(table["reason"])
     stored = statuses.get("success", 0)
     assert len(table) == stored + sum(reasons.values())
     return {
@@ -230,13 +228,6 @@ def _counts(table: pa.Table) -> dict[str, Any]:
         "failed_to_resize": statuses.get("failed_to_resize", 0),
         "retries": len(table) - table["retry_of"].null_count,
     }
-
-
-def _frequencies(column: pa.ChunkedArray) -> dict[str, int]:
-    """How often each value of a column of text occurs, in the order of the values."""
-    counts = pc.value_counts(column.drop_null())
-    values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
-    return dict(sorted(zip(values, numbers, strict=True)))
 
 
 def _publish_files(

@@ -254,7 +254,8 @@ class PoolSets:
         current = self.current(name)
         if current is not None:
             return current
-        missing = [each for each in self._read_instances(name) if self.current(each) is None]
+        read = [owner for owner in self.sources(name) if owner in self.instances]
+        missing = [each for each in read if self.current(each) is None]
         if missing:
             self.require(missing[0])
         names = list(self.possible_names(name))
@@ -264,9 +265,6 @@ class PoolSets:
             f"{self.pool}: the scores of filter {name} ({' or '.join(names)}) are {state}; "
             f"run clipmill score {self.pool} with the same recipe"
         )
-
-    def _read_instances(self, name: str) -> list[str]:
-        return [owner for owner in self.sources(name) if owner in self.instances]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -348,8 +346,6 @@ def _nothing_committed(layout: PoolLayout) -> str:
 
 
 READERS = 16  # footers that are read at a time: a remote store answers each after about 30 ms
-
-
 FEW_BUNDLES = 8  # that are made in this process: workers would take longer to start
 
 
@@ -479,8 +475,8 @@ def write_bundle(out: PoolWriter, name: str, shards: Sequence[int]) -> None:
                 file = f"{shard_name(shard)}.parquet"
                 if file in singles:
                     single = disk.join(folder, file)
-                    table = disk.read_parquet(single).replace_schema_metadata(None)
-                    metadata = disk.read_metadata(single)
+                    table, metadata = disk.read_with_metadata(single)
+                    table = table.replace_schema_metadata(None)
                 else:
                     if before is None:
                         raise ValueError(f"{path}: there are no columns of shard {shard}")

@@ -12,10 +12,8 @@ import numpy as np
 
 from clipmill.filters import FILTERS, Instance, WorkerSpec, specs_of_recipe
 from clipmill.filters.base import Filter, FilterBase, PoolFilter, options_of
-from clipmill.filters.columns import valid_in_all
 from clipmill.filters.table import Table
 from clipmill.manifests import disk, ray_runtime
-from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.arrays import Array
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import shard_name
@@ -177,18 +175,16 @@ def _join_table(run: _Run, job: _Job) -> None:
     join = TableJoin(commits, np.flatnonzero(lacking), filter_)
     for columns in join.shards():
         table = columns.table.rename_columns([names[c] for c in columns.table.column_names])
-        scored = valid_in_all(table.columns)
         metadata = {
             "uids": columns.uids,
             "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
             "rows": table.num_rows,
             "stored": columns.stored,
             "seconds": round(time.perf_counter() - started, 3),
-            "scored": scored,
         }
         started = time.perf_counter()
-        shard, content = int(commits.shards[columns.position]), parquet_bytes(table, metadata)
-        commit_columns(run.out, job.name, shard, content, metadata, scored)
+        shard = int(commits.shards[columns.position])
+        commit_columns(run.out, job.name, shard, table, metadata)
     counts = join.counts
     if counts.table_rows:
         logger.info("%s", match_line(job.name, counts, filter_))

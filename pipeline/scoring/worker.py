@@ -21,11 +21,10 @@ from PIL import Image
 
 from clipmill.filters import Instance, WorkerSpec
 from clipmill.filters.base import Batch, Filter
-from clipmill.filters.columns import WrongColumns, aligned, arrow_columns, valid_in_all
+from clipmill.filters.columns import WrongColumns, aligned, arrow_columns
 from clipmill.filters.picture import FRAMES, PIXELS
 from clipmill.filters.user_file import error_line
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.arrays import Integers
 from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from clipmill.manifests.pool import Pool
@@ -53,19 +52,16 @@ def chunks(
     layout: PoolLayout,
     rows: pa.Table,
     record: CommitRecord,
-    decoded: bool,
     prepare: Sequence[Callable[[Image.Image], None]] = (),
-) -> Iterator[tuple[Integers, list[Image.Image | None] | None]]:
+) -> Iterator[tuple[Integers, list[Image.Image | None]]]:
     """(positions, their images) of the stored rows. The next chunk is decoded and prepared while
     one is in use, so that at most two chunks are in memory.
 
-    decoded: whether images are needed; None stands for them otherwise. prepare: called with each
-    image in the thread that decoded it. ValueError where the tar is not that of the commit record.
+    prepare: called with each image in the thread that decoded it. ValueError where the tar is not
+    that of the commit record.
     """
     parts = chunks_of(rows, stored_positions(rows))
-    if not decoded or not parts:
-        for chunk in parts:
-            yield chunk, None
+    if not parts:
         return
     read_member = _tar_reader(layout, record)
     offsets, lengths = rows["image_offset"].to_pylist(), rows["image_length"].to_pylist()
@@ -366,7 +362,7 @@ class ScoreWorker:
         if not with_images:
             return
         prepare = [each.prepare for each in with_images]
-        for positions, images in chunks(self.layout, rows, record, decoded=True, prepare=prepare):
+        for positions, images in chunks(self.layout, rows, record, prepare):
             for each in with_images:
                 each.score(positions, images, rows)
             if all(each.problem is not None for each in with_images):
@@ -381,7 +377,7 @@ class ScoreWorker:
 
     def _write(self, name: str, shard: str, table: pa.Table, metadata: Mapping[str, Any]) -> int:
         """Commit the columns of a shard; returns the number of rows that have all of them."""
-        scored = valid_in_all(table.columns)
+        scored = commit_columns(self.out, name, shard, table, metadata)
         if scored < metadata["stored"]:
             logger.warning(
                 "%s, shard %s: %d of %d stored rows have no score",
@@ -390,8 +386,7 @@ class ScoreWorker:
                 metadata["stored"] - scored,
                 metadata["stored"],
             )
-        content = parquet_bytes(table, {**metadata, "scored": scored})
-        return commit_columns(self.out, name, shard, content, metadata, scored)
+        return scored
 
 
 def _usable(

@@ -373,6 +373,15 @@ class RowSource(Protocol):
         ...
 
 
+def rows_of(
+    source: RowSource, unit: int, columns: Sequence[str] | None = None
+) -> Iterator[tuple[Mapping[str, int], PartRows]]:
+    """(rows by shard, the rows in a database) of the parts of a unit, with some columns."""
+    with borrowed_connection() as connection:
+        for part in source.parts(unit, columns):
+            yield part.sizes, PartRows(connection, part.table, part.first_row)
+
+
 class InMemorySource:
     """Tables as one part."""
 
@@ -645,11 +654,9 @@ def _find_tops(
         ranks = Ranks(folder)
 
         def work(unit: int) -> None:
-            with borrowed_connection() as connection:
-                for part in source.parts(unit, sorted(columns)):
-                    part_rows = PartRows(connection, part.table, part.first_row)
-                    for column, top in by_column.items():
-                        ranks.add(column, _numbers(part_rows, top)[1])
+            for _, part_rows in rows_of(source, unit, sorted(columns)):
+                for column, top in by_column.items():
+                    ranks.add(column, _numbers(part_rows, top)[1])
 
         deque(map_units(source.units, work), maxlen=0)
         thresholds = {}
@@ -688,11 +695,9 @@ def size_limits(
         ranks = Ranks(folder)
 
         def work(unit: int) -> None:
-            with borrowed_connection() as connection:
-                for part in source.parts(unit, ["status", "uid"]):
-                    rows = PartRows(connection, part.table, part.first_row)
-                    for seed in seeds:
-                        ranks.add(seed, rows.stored_hashes(seed))
+            for _, rows in rows_of(source, unit, ["status", "uid"]):
+                for seed in seeds:
+                    ranks.add(seed, rows.stored_hashes(seed))
 
         deque(map_units(source.units, work), maxlen=0)
         for seed, size in draws:
@@ -709,13 +714,11 @@ def size_limits(
 def _first_ties(source: RowSource, seed: int, last: int, count: int) -> frozenset[int]:
     """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
     ties: list[tuple[str, int]] = []
-    with borrowed_connection() as connection:
-        for unit in range(source.units):
-            for part in source.parts(unit, ["status", "uid"]):
-                rows = PartRows(connection, part.table, part.first_row)
-                same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
-                for row in np.flatnonzero(same).tolist():
-                    ties.append((str(part.table["uid"][row]), part.first_row + row))
+    for unit in range(source.units):
+        for _, rows in rows_of(source, unit, ["status", "uid"]):
+            same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
+            for row in np.flatnonzero(same).tolist():
+                ties.append((str(rows.table["uid"][row]), rows.first_row + row))
     return frozenset(row for _, row in sorted(ties)[:count])
 
 
@@ -794,13 +797,8 @@ def _apply(
         compiled = compile_views(rows, steps, source, sizes)
     tests = {name: of_view for name, (of_view, _) in compiled.items()}
 
-    def work(unit: int) -> list[tuple[dict[str, int], Outcomes]]:
-        with borrowed_connection() as connection:
-            of_parts = []
-            for part in source.parts(unit):
-                rows = PartRows(connection, part.table, part.first_row)
-                of_parts.append((part.sizes, outcomes(rows, tests)))
-            return of_parts
+    def work(unit: int) -> list[tuple[Mapping[str, int], Outcomes]]:
+        return [(sizes, outcomes(rows, tests)) for sizes, rows in rows_of(source, unit)]
 
     counts = {name: ViewCounts(len(steps[name])) for name in steps}
     for of_parts in map_units(source.units, work):

@@ -50,6 +50,7 @@ from clipmill.pipeline.database import (
     database,
     hash_flagged,
     insert,
+    is_sha256,
     key_columns,
     of_flags,
     row_keys,
@@ -216,26 +217,23 @@ UNIT_SHARDS = 100  # that one thread works on, at most
 UNIT_ROWS = 100_000  # rows of those shards: a million rows give work to ten threads
 PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
 KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
-ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, scores.json)
 
 
 class JoinedColumns:
-    """A pool as the source of `choose_parts`, in units of at most 100 shards. encoded: see
+    """A pool as the source of `choose_parts`, in units of at most 100 shards. sets, encoded: see
     `Pool.read`."""
 
     def __init__(
         self,
         commits: Commits,
         columns: Collection[str],
-        sets: ScoreSets,
+        sets: Mapping[str, str],
         *,
         encoded: bool = False,
     ) -> None:
         self.commits, self._pool, self._encoded = commits, Pool(commits), encoded
-        self._set_of: dict[str, str] = {}
-        for name, document in sets.values():
-            self._set_of |= dict.fromkeys(sorted(set(columns) & set(document.columns)), name)
-        self._columns = [*sorted(set(columns) - self._set_of.keys()), *self._set_of]
+        self._sets, wanted = sets, set(columns)
+        self._columns = [*sorted(wanted - sets.keys()), *(name for name in sets if name in wanted)]
         self._bounds = _unit_bounds(commits)
         self.units = len(self._bounds) - 1
         self._row_ends = np.cumsum(commits.column("count").to_numpy())
@@ -293,7 +291,7 @@ class JoinedColumns:
         """The columns of the shard at a position of `commits`, side by side."""
         shard = int(self.commits.shards[position])
         names = [name for name in self._columns if columns is None or name in columns]
-        table = self._pool.read(shard, names, self._set_of, encoded=self._encoded)
+        table = self._pool.read(shard, names, self._sets, encoded=self._encoded)
         for field in table.schema if len(self.schema) else ():
             if field.type != self.schema.field(field.name).type:
                 raise ValueError(
@@ -385,7 +383,6 @@ def has_masks(commits: Commits, document: ViewDocument) -> bool:
 
 
 HASH_UNIT_SHARDS = 16  # that a thread reads at a time: 8 MB where all rows are kept
-HEX = r"^[0-9a-f]{64}$"
 UNKNOWN = "0" * 64
 KeptRows = Callable[[int], Mask]  # position of a shard -> (rows,) which of its rows are kept
 
@@ -424,8 +421,8 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
     try:
         keys = row_keys(table["uid"], table["sha256"])
     except ValueError:  # some are not known
-        known = pc.fill_null(pc.match_substring_regex(table["sha256"], HEX), False)
-        keys = row_keys(table["uid"], pc.if_else(known, table["sha256"], UNKNOWN))
+        known = pc.if_else(is_sha256(table["sha256"]), table["sha256"], UNKNOWN)
+        keys = row_keys(table["uid"], known)
     return np.hstack([keys, flags[chosen]])
 
 
@@ -510,7 +507,7 @@ def choose_views(
     wanted = [view.name for view in recipe.views] if names is None else list(names)
     inputs: dict[str, Inputs] = {}
     columns: dict[str, set[str]] = {}
-    sets: dict[str, tuple[str, ScoreSetDocument]] = {}
+    sets: dict[str, str] = {}  # column -> NAME@ID
     # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     in_sidecars = pool_sets.table.schema.names
@@ -522,14 +519,11 @@ def choose_views(
             inputs[name] = same
             continue
         columns[name], instances = scored.columns_of_view(recipe, name, in_sidecars)
-        for instance in instances:
-            if instance not in sets:
-                sets[instance] = pool_sets.require(instance)
-        inputs[name] = Inputs(
-            rules=rules,
-            scores={instance: sets[instance][0] for instance in instances},
-            fingerprint=commits.fingerprint,
-        )
+        required = {instance: pool_sets.require(instance) for instance in instances}
+        for set_name, document in required.values():
+            sets |= dict.fromkeys(sorted(document.columns), set_name)
+        scores = {instance: set_name for instance, (set_name, _) in required.items()}
+        inputs[name] = Inputs(rules=rules, scores=scores, fingerprint=commits.fingerprint)
     select = _by_rules(commits, recipe.views, columns, sets, {})
     documents = _make(out, commits, inputs, select, hashed)
     if names is None and (unlisted := views_not_in(recipe, out.layout)):
@@ -735,9 +729,7 @@ def hash_of(view: OpenView) -> str:
 
 def _kept_rows(masks: OpenView, position: int) -> Mask:
     """(rows,) which rows of the shard at a position of its commits a view keeps."""
-    shard = int(masks.commits.shards[position])
-    rows = int(masks.commits.value(shard, "count"))
-    return np.asarray(masks.mask(shard, ["kept"], rows)["kept"].to_numpy(), np.bool_)
+    return masks.kept_mask(int(masks.commits.shards[position]))
 
 
 def check_view_name(name: str) -> None:
@@ -806,10 +798,18 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
 
 
 def _make(
-    out: PoolWriter, commits: Commits, inputs: Mapping[str, Inputs], select: Select, hashed: bool
+    out: PoolWriter,
+    commits: Commits,
+    inputs: Mapping[str, Inputs],
+    select: Select,
+    hashed: bool,
+    hashes: Mapping[str, str] | None = None,
+    *,
+    again: bool = False,
 ) -> dict[str, ViewDocument]:
     """The documents of the views in `inputs`. Those that were made from other inputs, or lack a
-    file, are made: `select` adds their masks, then NAME.json is written. hashed: with their hashes.
+    file, are made: `select` adds their masks, then NAME.json is written. hashed: with their hashes,
+    `hashes` where these are known. again: what is there is made too.
 
     After a crash in between a view does not exist. Where a rule cannot work, or leaves no row, the
     views of before stay as they are.
@@ -818,7 +818,8 @@ def _make(
     before: dict[str, ViewDocument | None] = {}  # of the views to make
     for name, given in inputs.items():
         document = read_view(commits.layout, name)
-        if document is not None and given.made(document) and has_masks(commits, document):
+        is_made = document is not None and given.made(document) and has_masks(commits, document)
+        if document is not None and is_made and not again:
             documents[name] = document
         else:
             _refuse_frozen(document, given)
@@ -829,7 +830,7 @@ def _make(
             selections = select(masks, list(before), documents)
             kept_by = {name: functools.partial(masks.kept_rows, name) for name in before}
             # Before any document: one that a crash leaves behind is whole, and is not made again.
-            hashes = hash_rows(commits, kept_by) if hashed else dict[str, str]()
+            hashes = hashes or (hash_rows(commits, kept_by) if hashed else {})
             for name, old in before.items():
                 documents[name] = write_view(
                     masks, name, selections[name], inputs[name], old, hashes.get(name)
@@ -839,24 +840,15 @@ def _make(
     return {name: documents[name] for name in inputs}
 
 
-def add_hashes(
-    out: PoolWriter, documents: Mapping[str, ViewDocument], commits: Commits | None = None
-) -> dict[str, ViewDocument]:
-    """Write the hash of the rows into those documents that lack it; all as they are then. They are
-    of the shards of `commits` (default: of all).
-    """
-    commits = read_commits(out.pool) if commits is None else commits
-    pool = Pool(commits)
-    views = {
-        name: OpenView(pool, document)
+def add_hashes(out: PoolWriter, documents: Mapping[str, ViewDocument]) -> dict[str, ViewDocument]:
+    """Write the hash of the rows into those documents that lack it; all as they are then."""
+    pool, hashed = Pool(read_commits(out.pool)), dict(documents)
+    kept_by = {
+        name: functools.partial(_kept_rows, OpenView(pool, document))
         for name, document in documents.items()
         if document.rows_sha256 is None
     }
-    hashed = dict(documents)
-    if not views:
-        return hashed
-    kept_by = {name: functools.partial(_kept_rows, view) for name, view in views.items()}
-    for name, digest in hash_rows(commits, kept_by).items():
+    for name, digest in hash_rows(pool.commits, kept_by).items() if kept_by else ():
         hashed[name] = replace(documents[name], rows_sha256=digest)
         out.write_json(out.layout.view_json(name), hashed[name], sealed=True)
     return hashed
@@ -875,11 +867,11 @@ def _by_rules(
     commits: Commits,
     views: Sequence[View],
     columns: Mapping[str, set[str]],
-    sets: ScoreSets,
+    sets: Mapping[str, str],
     sizes: Mapping[str, int],
 ) -> Select:
-    """What selects by the rules of `views`. columns: to read for each. sizes: rows that views keep,
-    if known.
+    """What selects by the rules of `views`. columns: to read for each. sets: as of `Pool.read`.
+    sizes: rows that views keep, if known.
     """
 
     def select(
@@ -952,8 +944,7 @@ def _moved_text(masks: MaskFiles, before: ViewDocument) -> str:
             position = masks.commits.position(shard)
             if position is None:
                 return ""
-            old = np.asarray(view.mask(shard, ["kept"])["kept"].to_numpy(), np.bool_)
-            new = masks.kept_rows(before.name, position)
+            old, new = view.kept_mask(shard), masks.kept_rows(before.name, position)
             came, went = came + int((new & ~old).sum()), went + int((old & ~new).sum())
     except (OSError, ValueError):  # damaged or gone: what is new is whole
         return ""
@@ -1020,12 +1011,11 @@ def write_selected_view(
     for rows `start` to `stop` of the pool, counted over all shards, which of them. rows_sha256:
     hash of the rows that it selects, if it is known. ValueError where none of them is stored.
     """
-    check_view_name(name)
-    _refuse_frozen(read_view(commits.layout, name), _selected_inputs(commits, where))
-    source = JoinedColumns(commits, {"status"}, {}, encoded=True)
-    masks = MaskFiles(out, commits, [name])
-    stored_rows = 0
-    try:
+
+    def select(
+        masks: MaskFiles, _: Sequence[str], __: Mapping[str, ViewDocument]
+    ) -> dict[str, Selection]:
+        source, stored_rows = JoinedColumns(commits, {"status"}, {}, encoded=True), 0
         for unit in range(source.units):
             for part in source.parts(unit):
                 stored = stored_rows_of(part.table)
@@ -1041,15 +1031,11 @@ def write_selected_view(
         if not kept_rows:
             raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
         steps = (("attempted", source.rows), ("stored", stored_rows), (SELECTED, kept_rows))
-        selection = Selection(thresholds={}, funnel=steps, kept=kept_rows)
-        inputs = _selected_inputs(commits, where)
-        before = read_view(commits.layout, name)
-        if rows_sha256 is None:
-            kept_by = functools.partial(masks.kept_rows, name)
-            rows_sha256 = hash_rows(commits, {name: kept_by})[name]
-        return write_view(masks, name, selection, inputs, before, rows_sha256)
-    finally:
-        masks.remove()
+        return {name: Selection(thresholds={}, funnel=steps, kept=kept_rows)}
+
+    inputs = {name: _selected_inputs(commits, where)}
+    hashes = {} if rows_sha256 is None else {name: rows_sha256}
+    return _make(out, commits, inputs, select, True, hashes, again=True)[name]
 
 
 def _selected_inputs(commits: Commits, where: str) -> Inputs:

@@ -23,7 +23,7 @@ from clipmill.manifests.columns import PAIRS, SIDECAR
 from clipmill.manifests.late import duckdb
 from clipmill.manifests.layout import NOT_STORED
 from clipmill.manifests.records import ViewRule
-from clipmill.manifests.schema import View
+from clipmill.manifests.schema import Rule, View
 from clipmill.pipeline.database import connect
 
 # --------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def rules_of(views: Sequence[View], name: str) -> tuple[ViewRule, ...]:
     return rules_by_name(name)
 
 
-def step_of(rule: ViewRule) -> Step:
-    """The step of a rule of NAME.json."""
+def step_of(rule: ViewRule | Rule) -> Step:
+    """The step of a rule of NAME.json or of a recipe."""
     return Step(
         name=rule.name,
         where=rule.where,
@@ -261,15 +261,7 @@ def _steps_of_view(
         else:
             if rule.random_like is not None and rule.random_like in by_name:  # a circle raises
                 _steps_of_view(by_name, rule.random_like, (*outer, name), done)
-            steps.append(
-                Step(
-                    name=rule.name,
-                    where=rule.where,
-                    random_like=rule.random_like,
-                    sample=rule.sample,
-                    seed=rule.seed,
-                )
-            )
+            steps.append(step_of(rule))
         if len(steps) > MOST_STEPS:
             raise ValueError(
                 f"view {name!r} has more than {MOST_STEPS:,} rules, with those of the views that "

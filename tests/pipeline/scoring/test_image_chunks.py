@@ -51,12 +51,9 @@ def test_stored_rows_come_with_their_images(tmp_path: Path) -> None:
     given[1] = Row(caption="x", image=b"no picture")
     layout, table, record = opened(make_pool(tmp_path, given))
     assert worker.stored_positions(table).tolist() == [0, 1, 2, 3, 5, 6]
-    ((positions, images),) = worker.chunks(layout, table, record, decoded=True)
+    ((positions, images),) = worker.chunks(layout, table, record)
     assert positions.tolist() == [0, 1, 2, 3, 5, 6]
-    assert images is not None
     assert [image is None for image in images] == [False, True, False, False, False, False]
-    ((positions, images),) = worker.chunks(layout, table, record, decoded=False)
-    assert (len(positions), images) == (6, None)
 
 
 def jpeg(mode: str = "RGB", **options: Any) -> bytes:
@@ -122,8 +119,7 @@ def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:
         assert np.array_equal(getattr(image, PIXELS), np.asarray(image))
         prepared.append((image, threading.get_ident()))
 
-    ((_, images),) = worker.chunks(layout, table, record, True, [prepare])
-    assert images is not None
+    ((_, images),) = worker.chunks(layout, table, record, [prepare])
     assert {id(image) for image, _ in prepared} == {id(image) for image in images if image}
     assert len(prepared) == 3
     assert all(thread != threading.get_ident() for _, thread in prepared)
@@ -135,11 +131,10 @@ def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
     tar = Path(layout.shard_tar(0))
     tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*clipmill audit repair "):
-        next(worker.chunks(layout, table, record, decoded=True))
+        next(worker.chunks(layout, table, record))
 
 
-@pytest.mark.parametrize("decoded", [True, False])
-def test_a_shard_without_a_stored_row_has_no_chunk(tmp_path: Path, decoded: bool) -> None:
+def test_a_shard_without_a_stored_row_has_no_chunk(tmp_path: Path) -> None:
     given = [Row(caption="x", reason="dns"), Row(caption="y", reason="dns")]
     layout, table, record = opened(make_pool(tmp_path, given))
-    assert list(worker.chunks(layout, table, record, decoded=decoded)) == []
+    assert list(worker.chunks(layout, table, record)) == []

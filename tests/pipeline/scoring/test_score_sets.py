@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
@@ -111,8 +111,8 @@ def test_filters_that_cannot_be_meant(
 
 def commit(folder: Path, values: list[int], **metadata: object) -> int:
     written = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2, **metadata}
-    content = parquet_bytes(pa.table({"a": values}), {**written, "scored": len(values)})
-    return commit_columns(PoolWriter(str(folder)), "a@1", 0, content, written, len(values))
+    table = pa.table({"a": values})
+    return commit_columns(PoolWriter(str(folder)), "a@1", 0, table, written)
 
 
 def test_columns_of_the_same_rows_stay_and_others_are_replaced(tmp_path: Path) -> None:
