@@ -80,6 +80,11 @@ def build(
         for name, instance in instances.items():
             if name not in scored:  # else the stage says whether it needs the weights again
                 instance.filter.check_reach()
+    layout = PoolLayout(pool)
+    is_new = not disk.exists(layout.lease_json) and not disk.exists(layout.shards)
+    if is_new and (others := disk.list_names(pool)):
+        some = ", ".join(others[:3]) + " …" * (len(others) > 3)
+        logger.warning("%s has other files (%s): the new pool is put beside them", pool, some)
     with hold_lease(pool, create=True) as out, shown_progress(pool):
         return Build(recipe, out, engine, retry).run(until)
 

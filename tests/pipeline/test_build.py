@@ -402,6 +402,26 @@ def test_a_folder_with_shards_of_another_program_is_left_as_it_is(
     assert theirs.read_bytes() == before
 
 
+def test_a_new_pool_in_a_folder_with_other_files_is_said(
+    tmp_path: Path, run: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos, recipe = tmp_path / "photos", tmp_path / "r.yaml"
+    photos.mkdir()
+    for name in "abcd":
+        (photos / f"{name}.jpg").write_bytes(picture(2))
+        (photos / f"{name}.txt").write_text("a b")
+    recipe.write_text(
+        "name: r\nsource: {kind: image_folder, paths: [photos], captions: txt}\nviews: {raw: []}\n"
+    )
+    before = {path: path.read_bytes() for path in photos.iterdir()}
+    said = f"{photos} has other files (a.jpg, a.txt, b.jpg …): the new pool is put beside them"
+    for is_new, out in ((True, photos), (False, photos), (False, tmp_path / "pool")):
+        caplog.clear()
+        assert run(recipe, "--out", out)[0] == 0
+        assert (said in caplog.text) == is_new
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_many_rows_that_were_lost_for_a_moment_are_worth_a_warning() -> None:
     def warning(**reasons: int) -> str | None:
         final = {"stored": 80, "reasons": reasons}
