@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from pathlib import Path
@@ -109,7 +110,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             f"{path} is a table; a recipe reads it: source: {{kind: table, paths: […]}}"
         )
     try:
-        loader = yaml.SafeLoader(disk.read_bytes(path).decode())
+        data = disk.read_bytes(path)
+        is_utf_16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes
+        loader = yaml.SafeLoader(data if is_utf_16 else data.decode())
         loader.name = str(path)
         try:
             node = loader.get_single_node()

@@ -69,6 +69,12 @@ def test_a_file_that_cannot_be_read_is_named(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_the_encodings_of_yaml_are_read(encoding: str, tmp_path: Path) -> None:
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    assert read(tmp_path, f"{mark}name: Größe\n".encode(encoding)) == {"name": "Größe"}
+
+
 def test_a_scale_replaces_merges_and_removes() -> None:
     raw = {
         "a": {"x": 1, "y": 2},
