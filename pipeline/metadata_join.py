@@ -78,7 +78,7 @@ def uid_records(uids: pa.ChunkedArray | pa.Array) -> Bytes:
 
 def write_uid_array(uids: Iterable[Bytes], staged: Path) -> int:
     """Write uids, (rows, 16) at a time, sorted and each once; how many there are."""
-    with database() as connection, open(staged, "wb") as file:
+    with database() as connection, disk.naming(staged), open(staged, "wb") as file:
         connection.execute("CREATE TABLE uids (uid BLOB)")
         for records in uids:
             insert(connection, "uids", blobs(records))

@@ -273,6 +273,7 @@ class CountedFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self.path, self.position = path, 0
+        self._has_failed = False  # its error says more than the size
         self._file = path.open("wb")  # closed by close()
 
     def writable(self) -> bool:
@@ -280,7 +281,11 @@ class CountedFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         with naming(self.path):
-            written = self._file.write(data)
+            try:
+                written = self._file.write(data)
+            except OSError:
+                self._has_failed = True
+                raise
         self.position += written
         return written
 
@@ -294,7 +299,8 @@ class CountedFile(io.RawIOBase):
         super().close()
         with naming(self.path):
             self._file.close()
-        check_size(self.path, self.position)
+        if not self._has_failed:
+            check_size(self.path, self.position)
 
 
 def sync_local_folder(folder: Path) -> None:

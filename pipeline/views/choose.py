@@ -280,7 +280,7 @@ class Ranks:
                 self._files[name] = self._folder / f"{len(self._files)}.values", values.dtype
             path, kind = self._files[name]
             assert values.dtype == kind
-            with path.open("ab") as file:
+            with disk.naming(path), path.open("ab") as file:
                 file.write(np.ascontiguousarray(values).data)
 
     def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:

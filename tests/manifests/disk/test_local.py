@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,23 @@ def test_a_file_that_is_written_in_pieces_is_checked_when_it_is_closed(tmp_path:
     file.position += 1  # as if a write had been lost
     with pytest.raises(OSError, match=r"5 of 6 bytes were written: .*cut"):
         file.close()
+
+
+def test_a_full_disk_is_said_of_a_file_that_is_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = files.CountedFile(tmp_path / "full")
+    write = file._file.write
+
+    def cut(data: bytes) -> int:
+        write(data[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file.write(b"12")
+    monkeypatch.setattr(file, "_file", SimpleNamespace(write=cut, close=file._file.close))
+    with pytest.raises(OSError, match=r"No space left on device: .*full"), file:
+        file.write(b"34567")
+    assert (tmp_path / "full").read_bytes() == b"12345"
 
 
 def test_a_copy_to_another_file_system_is_checked(

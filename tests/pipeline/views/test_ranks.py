@@ -52,3 +52,9 @@ def test_without_values_there_is_no_result(tmp_path: Path) -> None:
     ranks.add("x", np.empty(0))
     assert ranks.find("x", lambda count: 1) is None
     assert ranks.find("y", lambda count: 1) is None
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "0.values").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*0\.values"):
+        Ranks(tmp_path).add("x", np.zeros(10_000))
