@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import unicodedata
@@ -46,9 +47,11 @@ from clipmill.pipeline.table_files import (
 # columns.
 
 
+logger = logging.getLogger(__name__)
 Row = tuple[Any, ...]  # one row of PAIRS and the values of the extra columns
 FILE_COLUMN = "file"  # of a captions list
 FILE_URL = re.compile(r"(?i)\s*file:(?://(?:localhost)?)?(?=/)")  # in front of a path
+NUMBER = re.compile(r"\s*[-+]?\d+(?:\.\d*)?\s*")
 PAGE_COLUMNS = (None,) * (PAIRS.names.index("wat") - 3)  # a table says nothing about the page
 
 
@@ -146,7 +149,7 @@ class PairTable:
 
     def check(self, path: str) -> None:
         """ValueError where a table is no regular file, lacks a column, or has no text for a
-        caption, as far as its first PROBE rows show."""
+        caption, as far as its first PROBE rows show; captions that are numbers are told."""
         if not disk.is_url(path):
             disk.check_source_file(disk.local_path(path))
         captions = []
@@ -179,6 +182,10 @@ class PairTable:
                 "caption is a text, or a list of texts: name another caption_column, or write the "
                 "texts into a column of their own"
             )
+        texts = [text for text in map(as_text, captions) if text and text.strip()]
+        if texts and all(map(NUMBER.fullmatch, texts)) and not self._class_names(path):
+            text = "%s: the captions, which are the values of %r, are numbers, such as %s"
+            logger.warning(text, path, self.caption_column, texts[0].strip())
 
     def _values(self, path: str) -> Generator[Sequence[Any] | None]:
         """The columns of a table, row by row."""

@@ -64,6 +64,7 @@ def zstd(data: bytes) -> bytes:
     return pa.compress(data, codec="zstd", asbytes=True)
 
 
+AGENT = {"user_agent": "test (+http://t.example)"}
 CLASSES = {"names": ["cat", "dog"], "_type": "ClassLabel"}
 LINES = (CSV + "".join(f"{url},number {url}\n" for url in urls(3000))).encode()
 FOX = [f"caption {n},http://p.test/{n}.jpg" for n in range(9)]
@@ -587,7 +588,7 @@ def test_a_table_is_read_as_it_is_meant_or_counted(
         else:
             path.write_bytes(content)
     source = {"kind": "table", "paths": sorted(row.files), **row.keys}
-    recipe = {"name": "r", "source": source, "fetch": {"user_agent": "test (+http://t.example)"}}
+    recipe = {"name": "r", "source": source, "fetch": AGENT}
     (tmp_path / "r.yaml").write_text(json.dumps(recipe))
     words = ["--out", str(tmp_path / "pool"), "--until", "crawl", "--engine", "inline"]
     status = commands.build([str(tmp_path / "r.yaml"), *words])
@@ -609,6 +610,28 @@ def test_a_table_is_read_as_it_is_meant_or_counted(
     assert set(examples(parts)) == set(row.reasons)
     for name in row.keys.get("extra_columns", ()):
         assert {pair[name] for pair in pairs} == {None}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (table(pa.array([1.5, float("nan")])), "1.5"),  # kohya-ss/sd-scripts#2068
+        (table(["3", "17"]), "3"),
+        (table(["3", "a dog"]), ""),
+        (labels(CLASSES, pa.array([1, 0])), ""),
+    ],
+)
+def test_captions_that_are_numbers_are_told(
+    content: pa.Table, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(content, path)
+    recipe = {"name": "r", "source": {"kind": "table", "paths": [str(path)]}, "fetch": AGENT}
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    words = ["--out", str(tmp_path / "pool"), "--until", "crawl", "--engine", "inline"]
+    assert commands.build([str(tmp_path / "r.yaml"), *words]) == 0
+    said = f"{path}: the captions, which are the values of 'caption', are numbers, such as {told}"
+    assert (said in caplog.text) == bool(told)
 
 
 def test_a_list_of_hashes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
