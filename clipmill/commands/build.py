@@ -274,9 +274,13 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
     folder = shlex.quote(out)
     state = "" if totals["changed"] else " (it was complete already; nothing was done)"
     lines = [f"the pool is {out}{state}"]
-    if damaged := (totals.get("crawl") or {}).get("damaged_records"):
+    crawl = totals.get("crawl") or {}
+    if damaged := crawl.get("damaged_records"):
         lines.append(f"  {damaged:,} damaged records of the source are left out")
-    if options.until not in ("crawl", "plan"):
+    if options.until in ("crawl", "plan"):
+        if crawl:
+            lines.append(f"  {crawl['pairs']:,} of {crawl['links']:,} links are pairs")
+    else:
         final = totals["fetch"]["final"]
         rows = final["stored"] + sum(final["reasons"].values())
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")

@@ -135,6 +135,9 @@ def test_a_finished_build_names_the_pool_and_the_next_command(
     run: Lines, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = tiny / "pool"
+    for stage in ("crawl", "plan"):
+        status, output, _ = run(tiny / "tiny.yaml", "--out", pool, "--until", stage)
+        assert (status, output.splitlines()[1]) == (0, "  48 of 48 links are pairs")
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     assert status == 0
     lines = output.splitlines()
