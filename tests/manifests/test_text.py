@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clipmill.manifests.columns import EXTRA_TYPES
 from clipmill.manifests.text import is_printable, printable, valid_text
-from clipmill.pipeline.table_files import cast_value
+from clipmill.pipeline.table_files import CASTS
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_what_a_terminal_would_act_on_is_shown_escaped(text: str, expected: str)
     ],
 )
 def test_values_are_cast_or_left_out(kind: str, value: Any, result: Any) -> None:
-    result_of_cast = cast_value(value, kind)
+    result_of_cast = CASTS[kind](value)
     assert (result_of_cast, type(result_of_cast)) == (result, type(result))
