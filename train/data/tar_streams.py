@@ -527,6 +527,8 @@ class TarReader:
             try:
                 with open_source(tar) as source:
                     self._source = source
+                    if self._is_closed.is_set():  # it was while the source was opened
+                        raise Ended
                     for sample in read_samples(tar, source, share.stream):
                         if self._is_closed.is_set():
                             raise Ended

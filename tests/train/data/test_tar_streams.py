@@ -295,6 +295,20 @@ def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path):
         reader.take()
 
 
+def test_a_reader_that_is_closed_while_it_opens_a_source_ends(monkeypatch):
+    opened, go = tar_streams.open_source, threading.Event()
+
+    @contextmanager
+    def late(name):
+        assert go.wait(900)
+        with opened(name) as source:
+            yield source
+
+    monkeypatch.setattr(tar_streams, "open_source", late)
+    with reader_of(["pipe:sleep 100000"]):
+        threading.Timer(0.3, go.set).start()
+
+
 def test_a_silent_pipe_counts_as_dead(monkeypatch):
     monkeypatch.setattr(tar_streams, "SILENT_S", 0.3)
     monkeypatch.setattr(tar_streams, "LOOK_S", 0.05)
