@@ -72,15 +72,14 @@ def build(
     built, or differs from the one that this pool was begun with, or where another command writes
     into the pool.
     """
-    instances = check_recipe(recipe, until, retry)
+    instances, layout = check_recipe(recipe, until, retry), PoolLayout(pool)
     if STAGES.index(until) >= STAGES.index("score"):
-        scored = {name.partition("@")[0] for name in score_set_names(PoolLayout(pool))}
+        scored = {name.partition("@")[0] for name in score_set_names(layout)}
         if not scored:  # nothing else can give a column before the filters run
             check_reads(instances, recipe.sidecar_extra.keys())
         for name, instance in instances.items():
             if name not in scored:  # else the stage says whether it needs the weights again
                 instance.filter.check_reach()
-    layout = PoolLayout(pool)
     is_new = not disk.exists(layout.lease_json) and not disk.exists(layout.shards)
     if is_new and (others := disk.list_names(pool)):
         some = ", ".join(others[:3]) + " …" * (len(others) > 3)
