@@ -8,12 +8,12 @@ C decoder costs only that image.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import resource
 import signal
 import struct
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -137,7 +137,10 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    process: asyncio.subprocess.Process
+    process: subprocess.Popen[bytes]
+    stdin: asyncio.WriteTransport
+    stdout: asyncio.ReadTransport
+    answers: asyncio.StreamReader  # what comes from stdout
     frames: deque[list[_Request]]  # sent and not answered; the child works on the first
     sent: int = 0  # images
     timer: asyncio.TimerHandle | None = None
@@ -168,7 +171,7 @@ class Decoders:
         self._command = (sys.executable, *CHILD, str(memory_bytes), str(deadline_s))
         self._waiting: deque[_Request] = deque()
         self._children: list[_Child] = []
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._slots: list[asyncio.Task[None]] = []
         self._closing = self._will_send = False
         self._broken: BaseException | None = None
@@ -190,7 +193,7 @@ class Decoders:
     ) -> None:
         self._closing = True
         for child in self._children:
-            _close_stdin(child)
+            child.stdin.close()  # the child ends when it has answered
         _, hanging = await asyncio.wait(self._slots, timeout=1.0)
         for child in self._children:
             _kill(child.process)
@@ -201,7 +204,7 @@ class Decoders:
         await asyncio.gather(*self._slots, return_exceptions=True)
         for process in self._processes:  # those that a cancelled slot was starting
             _kill(process)
-            await _ended(process)
+            await _exit_status(process)
         for request in self._waiting:
             request.answer.cancel()
 
@@ -243,9 +246,8 @@ class Decoders:
             if not (requests := self._next_frame(min(share, FRAME_IMAGES))):
                 return
             child = min(free_children, key=lambda c: len(c.frames))
-            assert child.process.stdin is not None
             bodies = [request.body for request in requests]
-            child.process.stdin.write(_frame(requests[0].instruction, *bodies))
+            child.stdin.write(_frame(requests[0].instruction, *bodies))
             child.sent += len(requests)
             child.frames.append(requests)
             if len(child.frames) == 1:
@@ -272,11 +274,10 @@ class Decoders:
 
     def _has_room(self, child: _Child) -> bool:
         """Whether the child can take one more frame; a dead one stays in the list for a while."""
-        assert child.process.stdin is not None
         return (
             len(child.frames) < self._in_flight
             and child.sent < self._recycle
-            and not child.process.stdin.is_closing()
+            and not child.stdin.is_closing()
         )
 
     def _start_timer(self, child: _Child) -> None:
@@ -309,8 +310,7 @@ class Decoders:
             self._children.remove(child)
             if child.timer is not None:
                 child.timer.cancel()
-            _close_stdin(child)
-            code = await _ended(child.process)
+            code = await _ended(child)
             if child.frames:
                 current, *others = child.frames
                 for requests in reversed(others):
@@ -344,23 +344,30 @@ class Decoders:
 
     async def _start(self) -> _Child | None:
         """A child that is ready; None while closing. RuntimeError where it does not start."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        # Not asyncio's: uvloop forks, and its child takes locks of Python and of libraries before
+        # its exec. One that another thread held is never free there, and this process waits for it.
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             cwd=ROOT,
             env=_environment(),
-            limit=2**20,
+            bufsize=0,
         )
         self._processes = [p for p in self._processes if p.returncode is None] + [process]
-        child = _Child(process, deque())
+        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader(2**20)
+        stdout, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(answers), process.stdout
+        )
+        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        child = _Child(process, stdin, stdout, answers, deque())
         try:
             async with asyncio.timeout(START_S):
                 await _answers(child)
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 _kill(child.process)
-            code = await _ended(process)
+            code = await _ended(child)
             if self._closing:
                 return None
             raise RuntimeError(f"a decoder ended before its first image ({_cause(code)})") from None
@@ -383,22 +390,23 @@ class Decoders:
             return
 
 
-async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Wait for the end of a child and close its pipes.
+async def _ended(child: _Child) -> int:
+    """Close a child's pipes and wait for its end."""
+    child.stdin.close()
+    child.stdout.close()
+    return await _exit_status(child.process)
 
-    asyncio itself may close them too late, after the event loop has ended.
-    """
-    code = await process.wait()
-    process._transport.close()  # type: ignore[attr-defined]  # there is no public way
-    await asyncio.sleep(0)
+
+async def _exit_status(process: subprocess.Popen[bytes]) -> int:
+    while (code := process.poll()) is None:
+        await asyncio.sleep(0.005)
     return code
 
 
 async def _answers(child: _Child) -> list[DecodedImage | RejectedImage]:
     """The answers to the images of a frame; none of the first one of a child."""
-    assert child.process.stdout is not None
-    length = int.from_bytes(await child.process.stdout.readexactly(NUMBER), "big")
-    heads, *images = _parts(await child.process.stdout.readexactly(length)) or [b"[]"]
+    length = int.from_bytes(await child.answers.readexactly(NUMBER), "big")
+    heads, *images = _parts(await child.answers.readexactly(length)) or [b"[]"]
     return [_result(*answer) for answer in zip(json.loads(heads), images, strict=True)]
 
 
@@ -419,18 +427,9 @@ def _result(head: dict[str, Any], data: bytes) -> DecodedImage | RejectedImage:
     return DecodedImage(data=data, **{**head, "hashes": tuple(head["hashes"])})
 
 
-def _close_stdin(child: _Child) -> None:
-    """Close a child's stdin; the child ends when it has answered."""
-    assert child.process.stdin is not None
-    with contextlib.suppress(ConnectionError):
-        child.process.stdin.close()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    # Not Popen.kill: it polls first, which takes the exit status from asyncio's watcher.
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 def _cause(code: int) -> str:

@@ -7,6 +7,8 @@ import io
 import os
 import platform
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,27 @@ def test_small_images_of_the_same_settings_share_frames(monkeypatch: pytest.Monk
     assert frames == [
         [len(body) for body in some] for some in (bodies[:3], bodies[3:4], bodies[4:5], bodies[5:])
     ]
+
+
+# What Python and libraries do in a forked child may wait for a lock that a thread held at the fork.
+FORKS = """
+import asyncio, os, uvloop
+from clipmill.pipeline.images.decoders import Decoders
+
+os.register_at_fork(after_in_child=lambda: os.write(1, b"forked"))
+
+async def main():
+    async with Decoders(2) as children:
+        while len(children.pids) < 2:
+            await asyncio.sleep(0.01)
+
+uvloop.run(main())
+"""
+
+
+def test_a_child_starts_without_a_copy_of_this_process() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
+    assert ran.stdout == ""
 
 
 @pytest.mark.slow
