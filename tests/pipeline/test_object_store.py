@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.support.s3_server import (
     s3_variables,
 )
 from tests.support.sidecars import read_sidecar
+from tests.support.trials import EVERY
 
 pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")
@@ -39,8 +39,12 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of botocore
 ]
-# Every request of a build is made to fail in each way only where this is set: it takes an hour.
-ALL_REQUESTS = bool(os.environ.get("CLIPMILL_CHAOS"))
+
+
+def nth_requests(fault: str, total: int, step: int) -> range:
+    """Every n-th request, as CLIPMILL_CHAOS says, else every `step`-th; others for each fault."""
+    step = EVERY or step
+    return range(1 + FAULTS.index(fault) % step, total + 1, step)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +101,9 @@ def test_a_fault_at_every_request_of_a_commit_leaves_one_whole_shard(
     proxy.fail_at(0, fault)
     commit_and_replace(f"s3://pools/{fault}-0")
     total = len(proxy.requests)
-    # Every fourth one, another one for each fault
-    first, step = (1, 1) if ALL_REQUESTS else (1 + FAULTS.index(fault) % 4, 4)
-    step = 12 if fault == "timeout" and not ALL_REQUESTS else step  # each takes seconds
     assert total > (4 if fault == "412" else 20)
-    for n in range(first, total + 2, step):
+    # Each timeout takes seconds
+    for n in nth_requests(fault, total + 1, 12 if fault == "timeout" else 4):
         pool = f"s3://pools/{fault}-{n}"
         proxy.fail_at(n, fault)
         commit_and_replace(pool)
@@ -199,7 +201,7 @@ def test_a_build_on_a_store_is_the_one_on_disk(proxy: FaultyProxy, tiny: Path) -
     assert commands.filter_pool([remote_pool, "--recipe", str(tiny / "tiny.yaml"), "--json"]) == 0
 
 
-@pytest.mark.parametrize("fault", FAULTS if ALL_REQUESTS else ("503", "lost_answer"))
+@pytest.mark.parametrize("fault", FAULTS if EVERY else ("503", "lost_answer"))
 def test_a_fault_at_requests_of_a_build_ends_with_exact_counts(
     proxy: FaultyProxy, fault: str, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +212,7 @@ def test_a_fault_at_requests_of_a_build_ends_with_exact_counts(
     total = len(proxy.requests)
     expected = counts(clean)
     tried = reached = 0
-    for n in range(1, total + 1, 1 if ALL_REQUESTS else max(1, total // 2)):
+    for n in nth_requests(fault, total, max(1, total // 2)):
         pool = f"s3://pools/build-{fault}-{n}"
         proxy.fail_at(n, fault)
         status = build_pool(tiny, pool, *words)
