@@ -184,6 +184,11 @@ def test_a_resume_that_is_required_starts_no_other_run(mix, tmp_path, capsys):
     capsys.readouterr()
     assert commands.train([*arguments, "--resume", "required", "--restart"]) == 2
     assert "Mutually exclusive arguments: {--resume, --restart}" in capsys.readouterr().err
+    for state in (out / "checkpoints").rglob("state.json"):
+        state.write_text("{")
+    (out / "run.json").unlink()
+    assert commands.train([*arguments, "--resume", "required"]) == 2
+    assert f"{out} has no whole checkpoint to resume from" in capsys.readouterr().err
 
 
 LOST = """

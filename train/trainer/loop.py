@@ -752,9 +752,10 @@ def _require_checkpoint(state: TrainState, blend: Blend) -> None:
             "out to start"
         )
     if state.first_step == 0:
+        whole = "whole " if checkpoint.saved_steps(state.out) else ""
         raise ValueError(
-            f"{state.out} has no checkpoint to resume from; check --out, or leave --resume out to"
-            " start"
+            f"{state.out} has no {whole}checkpoint to resume from; check --out, or leave --resume"
+            " out to start"
         )
 
 
