@@ -24,7 +24,7 @@ from clipmill.verdict.stats.comparison import (
     root_of,
     single,
 )
-from clipmill.verdict.stats.model import Spread
+from clipmill.verdict.stats.model import Spread, typical_raise
 from tests.support.late import special, stats
 
 
@@ -383,6 +383,18 @@ def test_the_smallest_visible_difference_is_the_critical_value_and_the_power_tog
     critical = dunnett_critical(0.05, 2.0, Family(1))
     expected = noncentrality(critical, 2.0, 0.8) * math.sqrt(2 / 3) * 0.01
     assert smallest_visible(0.01, seeds=3, arms=1, df=2.0) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("paired", "own_df"), [(True, 6.0), (False, 9.0)])
+def test_degrees_of_freedom_beyond_those_of_the_arms_are_of_other_runs(
+    paired: bool, own_df: float
+) -> None:
+    for df, others in ((own_df, False), (own_df + 3, True)):
+        raised = typical_raise(2, 4, others=others, paired=paired)
+        critical = dunnett_critical(0.05, df, Family(2))
+        expected = noncentrality(critical, df) * math.sqrt(2 / 4) * raised
+        found = smallest_visible(1.0, seeds=4, arms=2, df=df, paired=paired)
+        assert found == pytest.approx(expected, rel=1e-9), others
 
 
 def test_more_seeds_show_less_and_samples_hide_more() -> None:
