@@ -200,6 +200,13 @@ def _per_channel(value: Any, name: str) -> tuple[float, ...]:
 # --- Hugging Face's preprocessor_config.json ------------------------------------------------------
 
 
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
+# Beginnings of processors' names: a `size` that is one number is that of both sides, or of the
+# shorter one.
+SQUARE_KINDS = ("ViTI", "ViTF", "DeiT", "Blip", "Flava")
+SHORTEST_KINDS = ("CLIP", "ChineseCLIP", "Bit")
+
+
 def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, Any]:
     """The settings of a `preprocessor_config.json`, for a model of `image_size`.
 
@@ -213,6 +220,12 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     ]
     if missing and not is_clip:
         raise ValueError(f"preprocessor_config.json is of {kind} and has no {missing[0]}; write it")
+    others = [key for key in document if key.startswith("do_") and key not in STEPS]
+    if done := [key for key in others if document[key]]:
+        raise ValueError(
+            f"preprocessor_config.json has {done[0]}, which is not done here; the steps are "
+            f"{', '.join(STEPS)}"
+        )
     crops = bool(document.get("do_center_crop", is_clip))
     values: dict[str, Any] = {"crop_floor": True}
     factor = (
@@ -236,7 +249,7 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     values["interpolation"] = Image.Resampling(resample).name.lower()
     mode, side = "none", image_size
     if document.get("do_resize", True):
-        mode, side = _scaled(document.get("size"), image_size)
+        mode, side = _scaled(document, str(kind or "CLIP"), image_size)
     crop = document.get("crop_size")
     cropped = _square(crop, "crop_size") if crops and crop is not None else image_size
     if mode != "squash" and not crops:
@@ -252,10 +265,20 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     return {**values, "resize_mode": mode, "resize_to": None if side == image_size else side}
 
 
-def _scaled(size: Any, image_size: int) -> tuple[str, int]:
-    """(resize_mode, side) of Hugging Face's `size`."""
+def _scaled(document: Mapping[str, Any], kind: str, image_size: int) -> tuple[str, int]:
+    """(resize_mode, side) of Hugging Face's `size`, for a processor of a kind."""
+    size = document.get("size")
     if size is None or isinstance(size, int):  # a number in older files
-        return "shortest", size or image_size
+        squashes = document.get("default_to_square")
+        if squashes is None:
+            squashes = kind.startswith(SQUARE_KINDS)
+            if size is not None and not kind.startswith((*SQUARE_KINDS, *SHORTEST_KINDS)):
+                raise ValueError(
+                    f"preprocessor_config.json is of {kind} and has size {size}, which may be that "
+                    "of both sides or of the shorter one; write it as height and width, or as "
+                    "shortest_edge"
+                )
+        return "squash" if squashes else "shortest", size or image_size
     keys = set(size) if isinstance(size, Mapping) else set()
     if keys == {"shortest_edge"}:
         return "shortest", size["shortest_edge"]

@@ -497,6 +497,64 @@ def test_a_folder_of_hugging_face_has_its_processors_pixels(
     agree(logprobs(tmp_path), before)
 
 
+MEAN = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+VIT = {"feature_extractor_type": "ViTFeatureExtractor", "size": SIDE}
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "refuses"),
+    [
+        ("ViTImageProcessorPil", VIT, ""),
+        ("CLIPImageProcessorPil",
+         {**CLIP_PROCESSOR, "size": SIDE, "crop_size": SIDE, "default_to_square": True}, ""),
+        ("", {"image_processor_type": "SiglipImageProcessor", "size": SIDE},
+         "may be that of both sides or of the shorter one; write it"),
+        ("", {"image_processor_type": "MobileViTImageProcessor", "size": BOTH,
+              "do_flip_channel_order": True}, "do_flip_channel_order, which is not done here"),
+    ],
+    ids=["huggingface/transformers#24070", "default_to_square",
+         "huggingface/transformers: models/siglip", "huggingface/transformers: models/mobilevit"],
+)  # fmt: skip
+def test_a_size_of_one_number_is_what_its_processor_makes_of_it(
+    name: str, document: dict[str, Any], refuses: str, tmp_path: Path, pictures: Path,
+    plain_hf: Path, capsys: Any,
+) -> None:  # fmt: skip
+    transformers = pytest.importorskip("transformers")
+    folder, document = copied(plain_hf, tmp_path / "hf"), {**MEAN, "resample": 2, **document}
+    replaced(folder / "preprocessor_config.json", document)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    if refuses:
+        assert (status, refuses in said) == (2, True), said
+        return
+    assert status == 0, said
+    settings = Preprocess(**of_hugging_face(document, SIDE))
+    processor = getattr(transformers, name).from_pretrained(folder)
+    for path in sorted(pictures.rglob("*.png")):
+        image = Image.open(path).convert("RGB")
+        theirs = np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
+        mine = (settings.pixels(image, (SIDE, SIDE)) / 255 - 0.5) / 0.5
+        assert np.abs(mine.transpose(2, 0, 1) - theirs).max() < 1e-4, path
+
+
+def test_a_folder_that_transformers_5_saved_is_read(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """huggingface/transformers: save_pretrained of a model and of its CLIPProcessor."""
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.CLIPProcessor(
+        transformers.CLIPImageProcessorPil.from_pretrained(plain_hf),
+        transformers.CLIPTokenizer.from_pretrained(plain_hf),
+    )
+    processor.save_pretrained(tmp_path / "hf")
+    model = transformers.CLIPModel.from_pretrained(plain_hf)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="1MB")
+    assert (tmp_path / "hf" / "model.safetensors.index.json").exists()
+    status, document, said = evaluated(str(tmp_path / "hf"), tmp_path, capsys)
+    assert status == 0, said
+    assert words_of(document).endswith("tokenizer clip")
+    agree(logprobs(tmp_path), by_transformers(tmp_path / "hf", pictures))
+
+
 def older(config: dict[str, Any], with_new: bool) -> None:
     """Each tower as older versions wrote it, beside another value of the newer key, or alone."""
     for tower in ("text_config", "vision_config"):
@@ -688,6 +746,21 @@ def test_a_clip_model_reads_its_own_tokens(
     assert evaluated(str(tmp_path / "again"), tmp_path, capsys)[0] == 0
 
 
+def test_padding_before_a_text_is_refused(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """huggingface/sentence-transformers#3208: the place of a word is then that of its batch."""
+    folder = copied(plain_hf, tmp_path / "hf", ["vocab.json", "merges.txt", "config.json"])
+    own_tokenizer(folder)
+    tokenizer = {"tokenizer_class": "BertTokenizer", "padding_side": "left"}
+    replaced(folder / "tokenizer_config.json", tokenizer)
+    config = json.loads((plain_hf / "config.json").read_text())
+    config["text_config"] |= {"eos_token_id": 3}
+    replaced(folder / "config.json", config)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "its tokenizer has padding_side left" in said) == (2, True), said
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -733,6 +806,23 @@ def as_clip(state: Mapping[str, torch.Tensor]) -> CLIP:
     model = CLIP(model_of_settings(TOWERS, None, "tiny"))
     model.load_state_dict(from_open_clip(state, model.config))
     return model
+
+
+def distributed(state: Mapping[str, torch.Tensor], world: int) -> dict[str, torch.Tensor]:
+    """What the first of so many ranks has of a state that FSDP2 sharded by rows."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (world,))
+        parts = {name: x.chunk(world)[0] if x.ndim else x for name, x in state.items()}
+        return {
+            name: DTensor.from_local(x, mesh, [Shard(0)], run_check=False) if x.ndim else x
+            for name, x in parts.items()
+        }
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 CHECKPOINTS = (
@@ -914,6 +1004,44 @@ CHECKPOINTS = (
         why="two sets of weights: neither is taken for the other",
         content=lambda state: {"model": state, "ema": state},
         refuses="below each of model, ema",
+    ),
+    Checkpoint(
+        source="sming256/OpenTAD#44",
+        why="weights and their moving average: neither is taken for the other",
+        content=lambda state: {
+            "state_dict": {f"module.{name}": x for name, x in state.items()},
+            "state_dict_ema": state,
+            "optimizer": {"state": {}, "param_groups": []},
+        },
+        refuses="below each of state_dict, state_dict_ema; write those that are meant",
+    ),
+    Checkpoint(
+        source="pytorch/pytorch#35032",
+        why="torch's AveragedModel counts what it averaged beside the names of its wrapper",
+        content=lambda state: {
+            "n_averaged": torch.tensor(7),
+            **{f"module.{name}": x for name, x in state.items()},
+        },
+    ),
+    Checkpoint(
+        source="MaxZanella/CLIP-LoRA#2",
+        why="an adapter of another form than PEFT's, a dict for each layer",
+        content=lambda state: {
+            "weights": {"layer_0": {"q_proj": {"w_lora_A": torch.zeros(2, 16)}}},
+            "metadata": {"r": 2, "alpha": 1, "encoder": "both", "params": ["q"]},
+        },
+        refuses="is an adapter",
+    ),
+    Checkpoint(
+        source="huggingface/accelerate#3487",
+        why="what FSDP2 leaves on one rank is the whole",
+        content=lambda state: {"state_dict": distributed(state, 1)},
+    ),
+    Checkpoint(
+        source="pytorch/pytorch#139949",
+        why="a rank's part of it is none, and state_dict() alone gives no other",
+        content=lambda state: distributed(state, 2),
+        refuses="that one rank had; write value.full_tensor() of every parameter",
     ),
     Checkpoint(
         source="mlfoundations/open_clip#81",
@@ -1696,6 +1824,27 @@ def test_towers_of_other_families_have_open_clips_numbers(
         own_tokenizer(folder)
     assert evaluated(str(folder), tmp_path, capsys)[0] == 0
     agree(logprobs(tmp_path), by_open_clip(folder, pictures))
+
+
+def test_a_tower_that_starts_from_other_weights_has_those_of_its_folder(
+    tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """HLIP: model_configs/vit_base_multiscan_h2_token1176.json says timm_model_pretrained: true,
+    which open_clip leaves out beside weights of the whole model."""
+    vision = {"timm_model_name": "fastvit_t8", "image_size": 64, "timm_pool": "avg",
+              "timm_proj": "linear", "timm_model_pretrained": False}  # fmt: skip
+    towers = {**TOWERS, "custom_text": True, "vision_cfg": vision}
+    folder = open_clip_folder(tmp_path / "model", {}, towers)
+    towers["vision_cfg"] = {**vision, "timm_model_pretrained": True}
+    replaced(folder / "open_clip_config.json", {"model_cfg": towers, "preprocess_cfg": {}})
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected := by_open_clip(folder, pictures))
+    file = folder / "open_clip_model.safetensors"
+    assert evaluated(str(file), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected)
+    (tmp_path / "own.json").write_text(json.dumps(towers))
+    with pytest.raises(ValueError, match="timm_model_pretrained is true"):
+        configure({"model": str(tmp_path / "own.json")})
 
 
 def test_a_folder_without_a_model_is_answered_with_what_to_name(

@@ -406,20 +406,29 @@ def load_hf(folder: str) -> AnyModel:
         folder=folder if own else None,
         **dataclasses.asdict(config.preprocess),
     )
-    if own and end in highest:
-        _refuse_highest_padding(theirs)
+    if own:
+        _refuse_padding(theirs, is_pooled=end in highest)
     model = build_model(theirs)
     model.load_state_dict(from_open_clip(to_open_clip_names(weights, config), theirs))
     return model
 
 
-def _refuse_highest_padding(config: OpenClipConfig) -> None:
+def _refuse_padding(config: OpenClipConfig, *, is_pooled: bool) -> None:
     """ValueError where a text would be pooled at its padding, which CLIPModel masks and open_clip's
-    tower does not.
+    tower does not; and for padding before a text, whose positions are then those of its batch.
+
+    is_pooled: at the highest token.
     """
     token_T, tokenizer = text_tokenizer(config)(["a"])[0], hf_tokenizer(config)
     pad = tokenizer.pad_token_id
-    if int(token_T.max()) == pad and pad not in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+    if tokenizer.padding_side != "right":
+        raise ValueError(
+            f"{config.name}: its tokenizer has padding_side {tokenizer.padding_side}, so that the "
+            "place of a word depends on the other texts of a batch; set it to right, if the model "
+            "was trained so"
+        )
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    if is_pooled and int(token_T.max()) == pad and pad not in ends:
         raise ValueError(
             f"{config.name} pools at the highest token of a text, which is the padding, {pad}, of "
             "its tokenizer; set eos_token_id of text_config to the token that ends a text"

@@ -42,16 +42,12 @@ from clipmill.train.model.architecture import (
     OpenClipConfig,
     model_of_settings,
     read_settings,
+    without_starts,
 )
 from clipmill.train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
 ADAPTER = "adapter_config.json"
-ADAPTED = re.compile(r"(^|[._])(lora|loha|lokr|hada|ia3)_")  # in the names of its weights
-AN_ADAPTER = (
-    "an adapter, as PEFT writes it, which is no model without its base; write the merged one, "
-    "model.merge_and_unload().save_pretrained(FOLDER), and name that"
-)
 # Of params.txt of open_clip's training -> `preprocess_cfg` and `model_cfg`.
 FORCED = {
     "image_mean": "mean", "image_std": "std", "image_interpolation": "interpolation",
@@ -99,7 +95,7 @@ def _read_model(source: str) -> AnyModel:
     if is_file(source):
         stem = folder.rpartition(".")[0]
         if folder.rpartition("/")[2].startswith("adapter_"):
-            raise ValueError(f"{folder} is {AN_ADAPTER}")
+            raise ValueError(f"{folder} is {open_clip_files.AN_ADAPTER}")
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
             f"{_with_name(folder)}, with a name of open_clip's, or put its configuration "
@@ -107,7 +103,7 @@ def _read_model(source: str) -> AnyModel:
         )
     run = RunLayout(folder)
     if disk.exists(disk.join(folder, ADAPTER)):
-        raise ValueError(f"{folder} has {AN_ADAPTER}")
+        raise ValueError(f"{folder} has {open_clip_files.AN_ADAPTER}")
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
         parent, _, name = folder.rpartition("/")
         if name == "export" and (changed := _changed_export(RunLayout(parent or "."))):
@@ -226,7 +222,8 @@ def _configured_file(source: str) -> tuple[str, str] | None:
 
 def _load_file(configuration: str, path: str) -> AnyModel:
     """The model of a configuration of open_clip's form with the weights of a file."""
-    settings, preprocess = _of_training(path, *read_settings(configuration, configuration))
+    given, preprocess = read_settings(configuration, configuration)
+    settings, preprocess = _of_training(path, without_starts(given), preprocess)
     folder = configuration.rpartition("/")[0] or "."
     has_files = disk.exists(disk.join(folder, open_clip_files.TOKENIZER_FILE))
     config = model_of_settings(
@@ -383,8 +380,8 @@ def _weights_of_file(
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
     stored = open_clip_files.read_state(path)
-    if any(ADAPTED.search(name) for name in stored):
-        raise ValueError(f"{path} is {AN_ADAPTER}")
+    if any(open_clip_files.ADAPTED.search(name) for name in stored):
+        raise ValueError(f"{path} is {open_clip_files.AN_ADAPTER}")
     state = open_clip_files.plain_names(stored)
     has_bias = "logit_bias" in state
     try:

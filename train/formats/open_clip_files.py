@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import io
 import logging
 import math
@@ -29,6 +30,7 @@ from clipmill.train.model.architecture import (
     ModelConfig,
     OpenClipConfig,
     model_of_settings,
+    without_starts,
 )
 from clipmill.train.model.clip import CLIP
 from clipmill.train.model.open_clip_model import (
@@ -53,6 +55,11 @@ TOKENIZER_FILES = {
 logger = logging.getLogger(__name__)
 OTHER_MODEL = "; is it another model than the one configured?"
 INDEX = ".index.json"  # of weights in several files
+ADAPTED = re.compile(r"(^|[._])(lora|loha|lokr|hada|ia3)_")  # in the names of its weights
+AN_ADAPTER = (
+    "an adapter, as PEFT writes it, which is no model without its base; write the merged one, "
+    "model.merge_and_unload().save_pretrained(FOLDER), and name that"
+)
 OPENAI_ENTRIES = ("input_resolution", "context_length", "vocab_size")  # beside OpenAI's weights
 
 # Our parameter -> open_clip's, inside a block and outside the blocks.
@@ -291,7 +298,7 @@ def read_state(path: str) -> dict[str, Tensor]:
         else:
             with warnings.catch_warnings(), torch.serialization.safe_globals(_plain_values()):
                 warnings.simplefilter("ignore")  # of old pickles, which are refused below
-                stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+                stored = _unpickled(data)
     except (pickle.UnpicklingError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is not a file of plain tensors: {_reason(data, error)}") from None
     if not isinstance(stored, Mapping):
@@ -305,6 +312,16 @@ def read_state(path: str) -> dict[str, Tensor]:
                 "fp32, as model.dequantize() makes it, and name that"
             )
     return state
+
+
+def _unpickled(data: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "torch.distributed.tensor" not in str(error):
+            raise
+    importlib.import_module("torch.distributed.tensor")  # for those of FSDP2; two seconds
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _read_shards(path: str) -> dict[str, Tensor]:
@@ -353,8 +370,9 @@ def _reason(data: bytes, error: Exception) -> str:
 def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Tensor]:
     """The tensors by name in what torch saved: its own, or those below a key."""
     below = {key: value for key, value in stored.items() if _is_state(value)}
-    if "state_dict" in below:
-        below = {"state_dict": below["state_dict"]}
+    if "state_dict" in below:  # beside others of its names, such as averages, it is one of several
+        names = without_wrappers(below["state_dict"]).keys()
+        below = {key: x for key, x in below.items() if names & without_wrappers(x).keys()}
     if _is_state(stored, OPENAI_ENTRIES) or not below:
         state = stored
     elif len(below) > 1:
@@ -366,8 +384,36 @@ def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Tensor]:
         state = next(iter(below.values()))
     for name, value in state.items():
         if not _is_state({name: value}, OPENAI_ENTRIES):
+            if any(map(ADAPTED.search, _names_in(stored))):
+                raise ValueError(f"{path} is {AN_ADAPTER}")
             raise ValueError(f"{path} holds {name!r}, a {type(value).__name__}, among its weights")
-    return {name: value for name, value in state.items() if name not in OPENAI_ENTRIES}
+    return {
+        name: _whole(value, name, path)
+        for name, value in state.items()
+        if name not in OPENAI_ENTRIES
+    }
+
+
+def _names_in(value: object) -> Iterator[str]:
+    """The keys of a mapping and of those in it."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield str(key)
+        yield from _names_in(inner)
+
+
+def _whole(value: Tensor, name: str, path: str) -> Tensor:
+    """A tensor that FSDP2 or tensor parallelism wrote, where a rank had all of it, as a plain one;
+    others as they are. ValueError for a part of one.
+    """
+    if not hasattr(value, "to_local"):
+        return value
+    local: Tensor = value.to_local()
+    if local.shape != value.shape:
+        raise ValueError(
+            f"{path}: {name} is a part, {list(local.shape)} of {list(value.shape)}, that one rank "
+            "had; write value.full_tensor() of every parameter on all ranks, and name that file"
+        )
+    return local
 
 
 def _is_state(value: object, beside: Sequence[str] = ()) -> bool:
@@ -486,7 +532,7 @@ def load_export(folder: str) -> AnyModel:
         )
     with in_file(path):
         config = model_of_settings(
-            settings["model_cfg"],
+            without_starts(settings["model_cfg"]),
             settings.get("preprocess_cfg"),
             folder,
             folder=folder if has_files else None,

@@ -183,6 +183,8 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")  # of files 
 OPEN_CLIP = "open_clip:"  # before a name or file: open_clip's own module, also for a ViT like ours
 SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0  # where the sigmoid loss starts (Zhai et al. 2023)
 CLEAN = {"lower", "whitespace", "canonicalize"}  # what open_clip's CLIP tokenizer does to a text
+# Settings of towers that start from weights of timm or the hub.
+STARTS = (("vision_cfg", "timm_model_pretrained"), ("text_cfg", "hf_model_pretrained"))
 # Our setting -> where open_clip's configuration has it.
 _THEIR_SETTINGS = {
     "image_size": ("vision_cfg", "image_size"),
@@ -300,8 +302,8 @@ def _untrainable(settings: Mapping[str, Any]) -> str | None:
             "a NaFlex ViT reads images of many sizes as sequences of patches, and batches here "
             "have images of one size; choose a model with a fixed image_size"
         )
-    for part, key in ((vision, "timm_model_pretrained"), (text, "hf_model_pretrained")):
-        if part.get(key):
+    for part, key in STARTS:
+        if settings[part].get(key):
             return (
                 f"{key} is true, and a run starts from its seed or from both towers of init; set "
                 f"{key} to false"
@@ -326,6 +328,17 @@ def _untrainable(settings: Mapping[str, Any]) -> str | None:
         if vision.get("patch_dropout"):
             return "a ResNet has no patches to drop; leave drop_patch_rate out"
     return None
+
+
+def without_starts(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """open_clip's `model_cfg` beside weights of the whole model, which replace those that a tower
+    starts from: as in open_clip, these are not asked for.
+    """
+    model = copy.deepcopy(dict(settings))
+    for part, key in STARTS:
+        if isinstance(model.get(part), dict) and model[part].get(key):
+            model[part][key] = False
+    return model
 
 
 def read_model(name: str) -> ModelConfig | OpenClipConfig:

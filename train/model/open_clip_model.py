@@ -262,6 +262,7 @@ def without_wrappers(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     stored = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
     parameters = {WRAPPERS.sub("", name): value for name, value in stored.items()}
+    parameters.pop("n_averaged", None)  # of torch's AveragedModel
     scale = next((name for name in parameters if name.endswith("logit_scale")), "")
     prefix = scale.removesuffix("logit_scale")
     parameters = {name.removeprefix(prefix): value for name, value in parameters.items()}
