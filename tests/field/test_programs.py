@@ -22,7 +22,7 @@ import pytest
 from clipmill.manifests import console, disk, installation, reader
 from clipmill.manifests.disk import files
 from clipmill.manifests.schema import Recipe, TaskSpec
-from clipmill.train.config import TrainConfig, configure
+from clipmill.train.config import TrainConfig, configure, model_config
 from clipmill.train.step.update import learning_rate
 from clipmill.train.trainer.open_clip_line import translate
 from tests.support.s3_server import s3_server, s3_variables
@@ -373,7 +373,71 @@ LINES = (
         line="python -m open_clip_train.main --train-data mix.json --model ViT-B-32 --warmup 5",
         refusal="mix.json: a file that lists sources is not read; write their tars with ::",
     ),
+    Line(
+        source="mlfoundations/open_clip#267",
+        why="batches that are no whole step are left out of an epoch: 10 of 100 are 2 of 4 each",
+        line="python -m training.main --train-data 'tars/{0..3}.tar' --train-num-samples 1000 "
+        "--batch-size 100 --accum-freq 4 --epochs 8 --lr-scheduler const-cooldown --workers 1 "
+        "--epochs-cooldown 2 --warmup 1 --model ViT-B-32",
+        settings={"batch_size": 400, "steps": 16, "cooldown": 4},
+        notes=("both down to --accum-freq 4 of them",),
+    ),
+    Line(
+        source="mlfoundations/open_clip: src/open_clip_train/params.py, --force-image-size",
+        why="a height and a width",
+        line=f"python -m training.main {TARS} --model ViT-B-16 --warmup 7 --force-image-size "
+        "112 112",
+        settings={"model": "ViT-B-16"},
+    ),
+    Line(
+        source="mlfoundations/open_clip: --force-image-size of two sides",
+        why="which differ",
+        line=f"python -m training.main {TARS} --model ViT-B-16 --force-image-size 112 224",
+        refusal="--force-image-size is 112 224; images are squares here",
+    ),
+    Line(
+        source="mlfoundations/open_clip#375",
+        why="a model of the hub is answered with how to have it here",
+        line=f"python -m open_clip_train.main {TARS} --model hf-hub:laion/CLIP-a --warmup 7",
+        refusal="hf download laion/CLIP-a --local-dir FOLDER, and write --model local-dir:FOLDER",
+    ),
+    Line(
+        source="mlfoundations/open_clip#814",
+        why="a loop over rates and batches is several runs",
+        line='lrs=(1e-3 1e-4)\n\nfor lr in "${lrs[@]}"; do\n  python -m training.main \\\n'
+        f"    {TARS} \\\n    --warmup 200 --lr=$lr \\\n    --model ViT-B-32\ndone\n",
+        refusal=r"--lr is '\$lr', which nothing there assigns; write its value",
+    ),
+    Line(
+        source="jzyztzn/openclip: train.sh",
+        why="a word of torchrun behind its -m, and other runs that are comments",
+        line="export PORT=3333\necho $PORT\ncd src\nGPUS=1,2,3 torchrun --nproc_per_node 6 -m "
+        f"--master-port $PORT open_clip_train.main \\\n  {TARS} \\\n  --batch-size 640 \\\n"
+        "  --warmup 5 --siglip \\\n  --model ViT-B-16-SigLIP \\\n"
+        "  --pretrained /m/open_clip_pytorch_model.bin\n\n## another\n# torchrun -m "
+        "open_clip_train.main \\\n#  --batch-size 160\n",
+        settings={"batch_size": 3840, "loss": "siglip", "init": "/m/open_clip_pytorch_model.bin"},
+    ),
+    Line(
+        source="a script of bash with a run on one GPU and one on several",
+        why="none of them is taken for the other",
+        line=f"if [ $N = 1 ]; then\n  python -m training.main {TARS} --model RN50\nelse\n"
+        f"  torchrun --nproc_per_node 8 -m training.main {TARS} --model RN50\nfi\n",
+        refusal="the script starts 2 trainings; give the one that is meant",
+    ),
 )
+
+
+def test_a_line_whose_model_is_a_folder_starts_from_its_weights(tmp_path: Path) -> None:
+    """mlfoundations/open_clip: factory.py, whose local-dir leaves --pretrained out; and #751."""
+    model = {"embed_dim": 16, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64},
+             "text_cfg": {"width": 64, "layers": 1}}  # fmt: skip
+    document = json.dumps({"model_cfg": model, "preprocess_cfg": {"mean": [0.5] * 3}})
+    (tmp_path / "open_clip_config.json").write_text(document)
+    config, _ = settings_of(f"{TARS} --warmup 1 --model local-dir:{tmp_path}/ --pretrained openai")
+    assert (config.init, model_config(config).image_size) == (f"{tmp_path}/", 32)
+    with pytest.raises(ValueError, match="coca_ViT-L-14: a CoCa learns its decoder from a caption"):
+        settings_of(f"{TARS} --warmup 1 --model coca_ViT-L-14 --coca-caption-loss-weight 1")
 
 
 def settings_of(line: str) -> tuple[TrainConfig, str]:

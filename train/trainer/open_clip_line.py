@@ -59,6 +59,8 @@ NO_VIT = {"beta1": "0.9", "beta2": "0.999", "eps": "1e-8"}
 # Settings that no flag has: what open_clip 3.3 decays.
 FIXED = {"decay_groups": "open_clip"}
 
+LOCAL_DIR, CONFIG_FILE = "local-dir:", "open_clip_config.json"  # open_clip's folder of a model
+
 # Flags whose value is that of a setting.
 SAME = {
     "beta1": "beta1",
@@ -201,7 +203,19 @@ def translate(line: str, *, has_data: bool, ranks: int | None = None) -> Transla
     model = flags.get("model", DEFAULTS["model"])
     if ":" not in model and not model.endswith(".json"):
         model = model.replace("/", "-")  # open_clip takes OpenAI's names, such as ViT-B/32
+    if model.startswith("hf-hub:"):
+        raise ValueError(
+            f"--model {model} is of the hub: hf download {model[7:]} --local-dir FOLDER, and write "
+            "--model local-dir:FOLDER"
+        )
+    if model.startswith(LOCAL_DIR):  # it starts from the folder's weights, whatever else is named
+        folder = model.removeprefix(LOCAL_DIR).rstrip("/")
+        model, flags = f"{folder}/{CONFIG_FILE}", flags | {"pretrained": f"{folder}/"}
     full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags | {"model": model}
+    if len({*(sides := full.get("force-image-size", "").split())}) == 1:
+        full["force-image-size"] = sides[0]
+    elif sides:
+        raise ValueError(f"--force-image-size is {' '.join(sides)}; images are squares here")
     changes = {SAME[flag]: full[flag].replace(" ", ",") for flag in full if flag in SAME}
     changes |= FIXED
     changes |= {SWITCHES[flag][0]: SWITCHES[flag][1] for flag in flags if flag in SWITCHES}
@@ -355,6 +369,11 @@ def _statement(script: str) -> str:
         if not is_open and lines[end].strip() and not lines[end].lstrip().startswith("-"):
             break
         end += 1
+    if more := sum(bool(STARTS.search(each)) for each in lines[end:]):
+        raise ValueError(
+            f"the script starts {more + 1} trainings; give the one that is meant, with the values "
+            "of its variables"
+        )
     return known(" ".join(lines[start:end]))
 
 
@@ -466,11 +485,12 @@ def _length(flags: Mapping[str, str], world: int, notes: list[str]) -> dict[str,
             "--train-num-samples N, the samples of an epoch"
         )
     samples, epochs = _number("train-num-samples", flags), _number("epochs", flags)
-    epoch_steps = max(1, math.ceil(samples / batch))
+    epoch_steps = max(1, math.ceil(samples / (per_rank * world)) // accumulated)
     changes["samples_seen"] = str(epoch_steps * epochs * batch)
     notes.append(
         f"{epochs} epochs of {samples:,} samples are {epoch_steps * epochs:,} steps; open_clip "
         "rounds an epoch up to whole batches of every worker, here to whole batches"
+        + (f", and both down to --accum-freq {accumulated} of them" if accumulated > 1 else "")
     )
     schedule = _word("lr-scheduler", {"lr-scheduler": "cosine", **flags}, SCHEDULES)
     changes["schedule"] = schedule
