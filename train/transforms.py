@@ -181,7 +181,7 @@ def decode_image(data: bytes, min_size: int = 0, buffer: ThreadBuffer | None = N
             pixels: Pixels = fast.decode_jpeg(data, buffer=memory, **scale)
             return pixels
     try:
-        return _by_pillow(data, min_size)
+        return decode_by_pillow(data, min_size)
     except UnidentifiedImageError:  # its message has the address of the buffer
         for start, name in OTHER_FORMATS.items():
             if data.startswith(start):
@@ -209,7 +209,8 @@ def fast_jpeg() -> ModuleType | None:
         return None
 
 
-def _by_pillow(data: bytes, min_size: int) -> Pixels:
+def decode_by_pillow(data: bytes, min_size: int = 0) -> Pixels:
+    """`decode_image` by Pillow alone, which passes over more damage; it may raise anything."""
     with Image.open(BytesIO(data), formats=FORMATS) as image:
         factor = reduction(image.height, image.width, min_size)
         if image.format == "JPEG" and factor > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,12 +26,13 @@ from clipmill.manifests.arrays import Array
 from clipmill.manifests.late import torch
 from clipmill.manifests.preprocess import Preprocess
 from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
-from clipmill.train.transforms import decode_image
+from clipmill.train.transforms import decode_by_pillow, decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together
 # Decoded images that a process keeps for its next run; 10,000 images of 224 pixels are 1.5e9 bytes.
 CACHE_BYTES = 2 * 2**30
 Read = Callable[[], bytes]
+logger = logging.getLogger(__name__)
 
 
 class ImageSource(Protocol):
@@ -222,7 +224,15 @@ def _decode(
     def decode(read: Read, index: int) -> tuple[Array, bytes]:
         data = _read_named(images, read, index)
         try:
-            pixels_HWC = preprocess.pixels(Image.fromarray(decode_image(data)), size)
+            decoded = decode_image(data)
+        except ValueError as error:  # of a JPEG whose damage Pillow, as open_clip has it, passes
+            try:
+                decoded = decode_by_pillow(data)
+            except Exception:  # of Pillow's readers, on hostile bytes
+                raise _no_image(images, index, error) from error
+            logger.warning("%s: %s; it is read by Pillow", images.path(index), error)
+        try:
+            pixels_HWC = preprocess.pixels(Image.fromarray(decoded), size)
             return pixels_HWC, hashlib.sha256(data).digest()
         except ValueError as error:
             raise _no_image(images, index, error) from error

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import tarfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,11 +48,13 @@ TEMPLATES = {
     "simple_imagenet": "SIMPLE_IMAGENET_TEMPLATES",
 }
 FILE_SUFFIXES = (".txt", ".json")
+# How a text begins that may be a list or an object in Python or JSON, or its lines.
+PYTHON = re.compile(r"""\s*(#.*\s+)*(['"{(\[]|lambda\b|[A-Za-z_]\w*\s*=)""")
 
 
 def read_classes(name: str) -> tuple[str, ...]:
-    """The class names of a list of open_clip's, or of a file: one per line, or a JSON list. A blank
-    line before the last name is a class without a name.
+    """The class names of a list of open_clip's, or of a file: one per line, or a list in JSON or
+    Python. A blank line before the last name is a class without a name.
 
     ValueError for an unknown name, a missing open_clip and a file that holds no list.
     """
@@ -104,8 +107,9 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
             values = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
-    elif text.lstrip().startswith(("{", "[")):
+    elif PYTHON.match(text):
         values = _literal(text)
+        values = _texts_of_python(text, "class" if blanks else "template") or values
     if isinstance(values, dict) and blanks:
         values = _in_order(values, path)
     if path.endswith(".json") or isinstance(values, list):
@@ -127,6 +131,37 @@ def _literal(text: str) -> Any:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return None
+
+
+def _texts_of_python(text: str, what: str) -> list[str] | None:
+    """The texts of a list, of lines with commas behind them, or of functions such as
+    `lambda c: f'a photo of a {c}.'`, with {} for what they insert; of several lists that whose name
+    has `what`. None where the text is no such Python.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse("\n".join(map(str.strip, text.splitlines()))).body
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    lists = [node for node in body if isinstance(node, ast.Assign)]
+    if len(lists) > 1:
+        body = [node for node in lists if what in ast.unparse(node.targets[0]).lower()]
+    texts: list[str | None] = []
+    for node in body:
+        value = node.value if isinstance(node, ast.Assign | ast.Expr) else node
+        items = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+        texts += map(_text_of_node, items)
+    known = [each for each in texts if each is not None]
+    return known if len(known) == len(texts) > 0 else None
+
+
+def _text_of_node(node: ast.AST) -> str | None:
+    node = node.body if isinstance(node, ast.Lambda) else node
+    if isinstance(node, ast.JoinedStr):
+        parts = [each if isinstance(each, ast.Constant) else None for each in node.values]
+        return "".join(str(each.value) if each else "{}" for each in parts)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _in_order(names: Mapping[object, object], path: str) -> list[str]:
@@ -261,6 +296,10 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
     if task.classes_from == "imagenet" and all(WORDNET_ID.fullmatch(each) for each in ids):
         own_names = _with_ids(own_names)
     if of_id := _names_by_id(own_names):
+        found = [NUMBER_NAME.fullmatch(name) for name in of_id.values()]
+        if len({match["number"] for match in found if match}) == len(of_id):  # map_clsloc.txt's
+            names = (match["name"] for match in found if match)
+            of_id = dict(zip(of_id, names, strict=True))
         ids = ids if set(ids) <= of_id.keys() else tuple(of_id)
         own_names = tuple(of_id[each] for each in ids)
         notes += (f"classes are named by WordNet ids: {ids[0]} is {own_names[0]!r}",)
@@ -271,7 +310,8 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
             notes += (f"numbers beside class names are their order: {own_names[0]!r} is the first",)
             own_names = plain
     if all(isinstance(label, int) for label in raw.labels):
-        classes, labels = _numbered(task, raw, own_names)
+        classes, labels, more = _numbered(task, raw, own_names)
+        notes += more
     else:
         classes, labels = _text_labels(task, raw, own_names)
     if len(classes) < 2:
@@ -329,6 +369,11 @@ def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
             f"class names begin with numbers or ids, such as {classes[0]!r}, and so prompts do; "
             "set classes to the names alone, in order"
         )
+    if odd := [name for name in classes if "_" in name or "\t" in name.strip()]:
+        yield (
+            f"{len(odd):,} class names have underscores or tabs, such as {odd[0]!r}, and so have "
+            "prompts; write blanks where these are meant"
+        )
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         numbers.setdefault(name, []).append(number)
@@ -343,9 +388,9 @@ def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
 
 def _numbered(
     task: TaskSpec, raw: RawSamples, own_names: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
     assert raw.labels is not None
-    labels = tuple(int(label) for label in raw.labels)
+    labels, notes = tuple(int(label) for label in raw.labels), tuple[str, ...]()
     classes = own_names or raw.class_names or ()
     if not classes:
         raise ValueError(
@@ -357,13 +402,17 @@ def _numbered(
             f"task {task.name!r} names {len(classes)} classes, but {raw.source} has "
             f"{len(raw.class_names)}: {', '.join(raw.class_names[:5])} …"
         )
+    if not raw.class_names and min(labels) == 1 and max(labels) == len(classes):
+        labels = tuple(label - 1 for label in labels)
+        notes = (f"the labels of {raw.source} are numbers from 1: 1 is {classes[0]!r}",)
     wrong = [i for i, label in enumerate(labels) if not 0 <= label < len(classes)]
     if wrong:
+        unknown = " (-1 is that of a split without labels: set split)" if min(labels) < 0 else ""
         raise ValueError(
             f"task {task.name!r}: the label of {raw.images.names[wrong[0]]} is {labels[wrong[0]]}, "
-            f"but there are {len(classes)} classes, from 0"
+            f"but there are {len(classes)} classes, from 0{unknown}"
         )
-    return classes, labels
+    return classes, labels, notes
 
 
 def _text_labels(
@@ -576,7 +625,10 @@ BEGINS_WITH_ID = re.compile(r"(n\d{8}|\d+)\s*[-_.:]\s*\w|n\d{8} \w")
 NUMBER_NAME = re.compile(r"\s*(?P<number>\d+)(?:\s*[:.,;)-]\s*|\s+)(?P<name>\S.*)")
 NAME_NUMBER = re.compile(r"(?P<name>\S.*?)\s*[\s:,;]\s*(?P<number>\d+)\s*")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff")  # images that are not read
+OTHER_SUFFIXES = (  # images that are not read
+    ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jfif", ".jpe", ".jp2",
+    ".avif", ".heic", ".heif", ".jxl",
+)  # fmt: skip
 
 
 def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
@@ -588,19 +640,15 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
     classes may be the folders below.
     """
     files_of = {}
+    empty: list[str] = []
     deeper = 0
     for folder in disk.list_names(data):
         names = disk.names_below(disk.join(data, folder))
-        images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-        others = [name for name in names if name.lower().endswith(OTHER_SUFFIXES)]
-        if others:  # left out, they would make another test set without a word
-            raise ValueError(
-                f"task {task.name!r}: {disk.join(data, folder, others[0])} is one of {len(others)} "
-                f"images there that are none of {', '.join(IMAGE_SUFFIXES)}; convert them to PNG, "
-                "or remove them"
-            )
+        images = _images_of(task, disk.join(data, folder), names)
         if images:
             files_of[folder] = images
+        elif disk.is_folder(disk.join(data, folder)):
+            empty.append(folder)
         below = sorted({name.partition("/")[0] for name in images if "/" in name})
         deeper += sum("/" in name for name in images)
         if len(below) > 1 and all("/" in name for name in images):
@@ -625,7 +673,12 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
         )
     folders = tuple(files_of)
     notes: tuple[str, ...] = ()
-    below_note = (f"{deeper:,} images of {data} lie in folders below their class's",)
+    more: tuple[str, ...] = ()
+    if deeper:
+        more += (f"{deeper:,} images of {data} lie in folders below their class's",)
+    if empty:
+        listed = ", ".join(empty[:5])
+        more += (f"{len(empty):,} folders of {data} have no images and are no classes: {listed}",)
     label_of: dict[str, int] | dict[str, str] = {name: name for name in folders}
     if all(name.isascii() and name.isdecimal() for name in folders):
         folders = tuple(sorted(folders, key=lambda name: (int(name), name)))
@@ -641,8 +694,21 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
         images=ImageFiles(data, tuple(files)),
         labels=labels,
         class_names=folders if isinstance(labels[0], str) else None,
-        notes=notes + (below_note if deeper else ()),
+        notes=notes + more,
     )
+
+
+def _images_of(task: TaskSpec, folder: str, names: Sequence[str]) -> list[str]:
+    """Those of the names that are images. ValueError for images in formats that are not read: left
+    out, they would make another test set without a word.
+    """
+    if others := [name for name in names if name.lower().endswith(OTHER_SUFFIXES)]:
+        raise ValueError(
+            f"task {task.name!r}: {disk.join(folder, others[0])} is one of {len(others)} images "
+            f"there that are none of {', '.join(IMAGE_SUFFIXES)}; convert them to PNG, or remove "
+            "them"
+        )
+    return [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
 
 
 def _numbers_of_folders(
@@ -723,21 +789,36 @@ def read_list(task: TaskSpec, path: str, needs: str) -> RawSamples:
     first = next(iter(texts), "")
     if first.startswith("/"):
         folder, first, texts = "/", first[1:], {file.lstrip("/"): texts[file] for file in texts}
-    if not disk.exists(disk.join(folder, first)):
-        inside = [disk.join(folder, name) for name in disk.list_names(folder)]
-        folder = next((each for each in inside if disk.exists(disk.join(each, first))), folder)
+    if _file_of(folder, first) is None:
+        above = folder.rpartition("/")[0]  # as of COCO, whose lists are in a folder of their own
+        inside = [disk.join(each, name) for each in (folder, above) if each
+                  for name in disk.list_names(each)]  # fmt: skip
+        places = (each for each in (*inside, above) if each and _file_of(each, first) is not None)
+        folder = next(places, folder)
+    names: list[str] = []
     for file, of_file in texts.items():
-        if not disk.exists(disk.join(folder, file)):
+        if (name := _file_of(folder, file)) is None:
             raise ValueError(f"{path}: image {disk.join(folder, file)} does not exist")
+        names.append(name)
         if needs == "label" and len({*of_file}) > 1:
             raise ValueError(f"{path}: {file} has the labels {', '.join(of_file[:5])}{NO_LABELS}")
     return RawSamples(
         source=path,
-        images=ImageFiles(folder, tuple(texts)),
+        images=ImageFiles(folder, tuple(names)),
         labels=_as_labels([each[0] for each in texts.values()]) if needs == "label" else None,
         captions=list(texts.values()) if needs == "caption" else None,
         notes=tuple(notes),
     )
+
+
+def _file_of(folder: str, name: str) -> str | None:
+    """The image of a folder that a list names, with or without its suffix; None where there is
+    none.
+    """
+    if disk.exists(disk.join(folder, name)):
+        return name
+    ends = () if name.lower().endswith(IMAGE_SUFFIXES) else IMAGE_SUFFIXES
+    return next((name + end for end in ends if disk.exists(disk.join(folder, name + end))), None)
 
 
 def list_in(task: TaskSpec, data: str) -> str | None:
@@ -745,7 +826,8 @@ def list_in(task: TaskSpec, data: str) -> str | None:
     the split, or the only one. None where there is none; ValueError for several.
     """
     names = disk.list_names(data)
-    stems = {name.rpartition(".")[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+    images = [name for name in names if name.lower().endswith((*IMAGE_SUFFIXES, *OTHER_SUFFIXES))]
+    stems = {name.rpartition(".")[0] for name in images}
     lists = [name for name in names if name.lower().endswith(LISTS)]
     lists = [name for name in lists if name.rpartition(".")[0] not in stems]
     of_split = [name for name in lists if name.startswith(task.split)]
@@ -762,13 +844,13 @@ def read_text_files(task: TaskSpec, data: str) -> RawSamples:
     """The images below a folder, and the captions in the text files of their names, a line each."""
     names = disk.names_below(data)
     texts = {name.rpartition("/")[2][:-4]: name for name in names if name.endswith(".txt")}
-    images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+    images = _images_of(task, data, names)
     stems = [name.rpartition("/")[2].rpartition(".")[0] for name in images]
     if not texts.keys() & {*stems} or len({*stems}) < len(stems):
         raise ValueError(
             f"task {task.name!r}: {data}/captions.csv does not exist; retrieval reads its columns "
-            f"file and caption, any one list ({', '.join(LISTS)}), a .txt of each "
-            "image's name, tars, Parquet files or CLIP_benchmark's layout"
+            f"file and caption, any one list ({', '.join(LISTS)}; one in another folder is named "
+            "as data), a .txt of each image's name, tars, Parquet files or CLIP_benchmark's layout"
         )
     captions = [
         _as_captions(_text_of(disk.join(data, texts[stem]))) if stem in texts else []
@@ -781,10 +863,11 @@ def _rows_of_json(task: TaskSpec, path: str, needs: str) -> Iterator[Row]:
     """The rows of a JSON list of objects, of JSON lines, of a list of PATH, LABEL and NAME for each
     split, of COCO's images and annotations, or of Karpathy's images.
     """
-    if path.lower().endswith(".jsonl"):
-        lines = _text_of(path).splitlines()
+    text, is_lines = _text_of(path), path.lower().endswith(".jsonl")
+    first = text.lstrip().partition("\n")[0].strip()
+    if is_lines or (isinstance(_literal(first), dict) and first != text.strip()):  # called .json
         try:
-            document = [json.loads(line) for line in lines if line.strip()]
+            document = [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} has a line that is not JSON: {error}") from error
     else:
@@ -1030,7 +1113,8 @@ def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
         names = json.loads(text)["info"]["features"][column]["names"] if text else None
     except (ValueError, KeyError, TypeError):
         return None
-    return tuple(names) if isinstance(names, list) else None
+    # Blanks, as in the names of folders.
+    return tuple(str(each).replace("_", " ") for each in names) if isinstance(names, list) else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1054,19 +1138,26 @@ def read_tars(task: TaskSpec, tars: Sequence[str], source: str, needs: str) -> R
     needs, for a repeated key and for a compressed or cut tar.
     """
     columns = {"label": "cls", "caption": "txt", **task.columns}
+    chosen = (columns["image"],) if "image" in columns else IMAGE_EXTENSIONS
+    others = {name for what, name in task.columns.items() if what != "image"}
+    more = tuple(sorted(name.partition(":")[0] for name in others))
+    several = 0
     names: list[str] = []
     members: list[tuple[int, int, int]] = []
     values: list[Any] = []
     groups: list[int | str] = []
     seen: set[str] = set()
     for number, tar in enumerate(tars):
-        for key, images, parts in scan_tar(tar, _fingerprint(tar)):
+        for key, images, parts in scan_tar(tar, _fingerprint(tar), more):
             where = f"task {task.name!r}: {tar}, sample {key}"
-            extension = next((each for each in IMAGE_EXTENSIONS if each in images), None)
+            extension = next((each for each in chosen if each in images), None)
             if extension is None:
+                listed = ", ".join(sorted({*images, *parts}))
                 raise ValueError(
-                    f"{where} has no image ({', '.join(IMAGE_EXTENSIONS)}); convert others to PNG"
+                    f"{where} has no image ({', '.join(chosen)}), but {listed}; name the image's "
+                    "member, as in columns: {image: left.png}, and convert other formats to PNG"
                 )
+            several += len(set(images) & set(IMAGE_EXTENSIONS)) > 1 and "image" not in columns
             name = f"{key}.{extension}"
             if name in seen:
                 raise ValueError(f"{where} is there twice; keys must differ over all tars")
@@ -1085,7 +1176,12 @@ def read_tars(task: TaskSpec, tars: Sequence[str], source: str, needs: str) -> R
         labels=_as_labels(values) if needs == "label" else None,
         captions=values if needs == "caption" else None,
         groups=groups or None,
-    )
+        notes=(
+            (f"{several:,} samples of {source} have several images, of which the first of "
+             f"{', '.join(IMAGE_EXTENSIONS)} is read; columns: {{image: …}} names another",)
+            if several else ()
+        ),
+    )  # fmt: skip
 
 
 def _fingerprint(path: str) -> tuple[int, int]:
@@ -1096,8 +1192,9 @@ def _fingerprint(path: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def scan_tar(path: str, fingerprint: tuple[int, int]) -> Scanned:
-    """(key, images by extension, other members' bytes by extension) of each sample.
+def scan_tar(path: str, fingerprint: tuple[int, int], more: tuple[str, ...] = ()) -> Scanned:
+    """(key, images and members of unknown kinds by extension, other members' bytes by extension)
+    of each sample; the bytes of `more` extensions too, where they are short.
 
     The `fingerprint` is there for the cache. ValueError for what is no plain tar.
     """
@@ -1114,9 +1211,9 @@ def scan_tar(path: str, fingerprint: tuple[int, int]) -> Scanned:
                 if not samples or samples[-1][0] != key:
                     samples.append((key, {}, {}))
                 _, images, parts = samples[-1]
-                if extension in IMAGE_EXTENSIONS:
+                if extension not in TEXT_EXTENSIONS:
                     images[extension] = (member.offset_data, member.size)
-                elif extension in TEXT_EXTENSIONS and member.size <= SMALL_MEMBER:
+                if extension in (*TEXT_EXTENSIONS, *more) and member.size <= SMALL_MEMBER:
                     content = tar.extractfile(member)
                     assert content is not None
                     parts[extension] = content.read()
@@ -1227,11 +1324,8 @@ def read_benchmark(task: TaskSpec, data: str, split: str, needs: str) -> RawSamp
     if needs == "caption":
         return raw
     own = {name: disk.join(data, name) for name in (CLASSES_FILE, TEMPLATES_FILE)}
-    return RawSamples(
-        source=raw.source,
-        images=raw.images,
-        labels=raw.labels,
-        groups=raw.groups,
+    return dataclasses.replace(
+        raw,
         class_names=read_classes(own[CLASSES_FILE]) if disk.exists(own[CLASSES_FILE]) else None,
         templates=read_templates(own[TEMPLATES_FILE]) if disk.exists(own[TEMPLATES_FILE]) else None,
     )
