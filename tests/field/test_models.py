@@ -597,6 +597,18 @@ def test_another_model_of_hugging_face_is_refused_with_a_way(
     assert "the folder of the same weights that open_clip reads" in said
 
 
+def test_what_a_folder_lacks_is_said(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any, caplog: Any
+) -> None:
+    """huggingface/transformers#30714, #30524: run_clip.py saved the model without the others."""
+    files = ["vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"]
+    folder = copied(plain_hf, tmp_path / "hf", files)
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    assert "has no tokenizer: captions get CLIP's 49408 tokens" in caplog.text
+    assert "has no preprocessor_config.json: images get CLIP's preprocessing" in caplog.text
+    agree(logprobs(tmp_path), by_transformers(plain_hf, pictures), 1e-4)
+
+
 def test_a_token_that_was_added_is_read(
     tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
 ) -> None:
@@ -750,7 +762,8 @@ def test_padding_before_a_text_is_refused(
     tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
 ) -> None:
     """huggingface/sentence-transformers#3208: the place of a word is then that of its batch."""
-    folder = copied(plain_hf, tmp_path / "hf", ["vocab.json", "merges.txt", "config.json"])
+    files = ["vocab.json", "merges.txt", "config.json", "tokenizer_config.json"]
+    folder = copied(plain_hf, tmp_path / "hf", files)
     own_tokenizer(folder)
     tokenizer = {"tokenizer_class": "BertTokenizer", "padding_side": "left"}
     replaced(folder / "tokenizer_config.json", tokenizer)
@@ -1042,6 +1055,15 @@ CHECKPOINTS = (
         why="a rank's part of it is none, and state_dict() alone gives no other",
         content=lambda state: distributed(state, 2),
         refuses="that one rank had; write value.full_tensor() of every parameter",
+    ),
+    Checkpoint(
+        source="jiazhou-garland/EventBind#4",
+        why="prompts that were learned beside a CLIP are a part of what it computes",
+        content=lambda state: {
+            "module.prompt_leranable.ctx": torch.zeros(4, 16),
+            **{f"module.prompt_leranable.clip_model.{name}": x for name, x in state.items()},
+        },
+        refuses="lacks: prompt_leranable.ctx",
     ),
     Checkpoint(
         source="mlfoundations/open_clip#81",

@@ -419,6 +419,21 @@ LINES = (
         settings={"batch_size": 3840, "loss": "siglip", "init": "/m/open_clip_pytorch_model.bin"},
     ),
     Line(
+        source="mlfoundations/open_clip#771",
+        why="the activation that OpenAI's weights were trained with, by its flag",
+        line=f"python -m training.main {TARS} --model ViT-B-32 --pretrained openai --warmup 5 "
+        "--force-quick-gelu",
+        settings={"model": "ViT-B-32", "init": "open_clip:ViT-B-32-quickgelu/openai"},
+    ),
+    Line(
+        source="mlfoundations/open_clip#1016",
+        why="a SigLIP that is trained with CLIP's loss, as --siglip is not there",
+        line="python -m open_clip_train.main \\\n  --train-data 't/{000..042}.tar'  \\\n"
+        "  --train-num-samples 788603 --warmup 10000 --batch-size=256 --lr=1e-3 --epochs=200 \\\n"
+        "  --workers=1 --model ViT-B-16-SigLIP\n",
+        settings={"loss": "clip", "steps": 616_200, "batch_size": 256},
+    ),
+    Line(
         source="a script of bash with a run on one GPU and one on several",
         why="none of them is taken for the other",
         line=f"if [ $N = 1 ]; then\n  python -m training.main {TARS} --model RN50\nelse\n"

@@ -112,6 +112,16 @@ def test_numbers_beside_ids_are_no_part_of_a_name(model: str, tmp_path: Path, ca
     assert "2 class names have underscores" in notes_of(document)
 
 
+def test_capitals_inside_of_names_are_said(model: str, tmp_path: Path, capsys: Any) -> None:
+    """embeddings-benchmark/mteb#1103: EuroSAT's folders are AnnualCrop, HerbaceousVegetation …"""
+    for number, name in enumerate(("AnnualCrop", "PermanentCrop", "River")):
+        picture(tmp_path / "data" / name / "0.png", number)
+    status, document, _ = evaluated(model, tmp_path, capsys)
+    assert (status, "2 class names have" in notes_of(document)) == (0, True)
+    names = ["iPod", "lamp", "desk"]
+    assert notes_of(evaluated(model, tmp_path, capsys, classes=names)[1]) == ""
+
+
 # --- labels ---------------------------------------------------------------------------------------
 
 
@@ -329,6 +339,51 @@ def test_captions_of_another_member(model: str, tmp_path: Path, capsys: Any) -> 
 
 
 # --- lists of images ------------------------------------------------------------------------------
+
+
+PLANES = "many planes ."
+RSICD = {
+    "dataset": "rsicd",
+    "images": [
+        {"filename": f"{n}.png", "imgid": n, "split": split, "sentids": [n],
+         "sentences": [{"raw": text, "imgid": n} for text in texts]}
+        for n, split, texts in (
+            (0, "test", (PLANES, PLANES, "a barn .")), (1, "test", (PLANES,)),
+            (2, "train", ("a dune .",)),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_the_list_of_a_folder_of_satellites(
+    suffix: str, model: str, tmp_path: Path, capsys: Any
+) -> None:
+    """ChenDelong1999/RemoteCLIP#7: one sentence several times for an image; RSITMD has TIFF."""
+    folder = tmp_path / "data" / "RSICD_images"
+    for number in range(3):
+        picture(folder / f"{number}.{suffix}", number)
+    text = json.dumps(RSICD).replace(".png", f".{suffix}")
+    (tmp_path / "data" / "dataset_rsicd.json").write_text(text)
+    status, document, said = evaluated(model, tmp_path, capsys, kind="retrieval")
+    if suffix == "tif":
+        assert (status, "it is a TIFF image; convert it to PNG" in said) == (2, True), said
+        return
+    assert (status, "recall@1 is at most 0.750" in notes_of(document)) == (0, True)
+    assert pq.read_table(tmp_path / "out" / "task.parquet").num_rows == 6
+
+
+def test_a_table_of_paths_and_labels(
+    model: str, tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    """mlfoundations/wise-ft#23."""
+    assert evaluated(model, tmp_path, capsys)[0] == 0
+    expected = {f"data/{name}": value for name, value in logprobs(tmp_path).items()}
+    lines = "".join(f"data/{name}/0.png,{name}\n" for name in CLASSES)
+    (tmp_path / "all.csv").write_text(f"filepath,label\n{lines}")
+    assert evaluated(model, tmp_path, capsys, data=str(tmp_path / "all.csv"))[0] == 0
+    agree(logprobs(tmp_path), expected, within=1e-6)
+
 
 LINES = (
     '{"image_path": "val2017/0.png", "captions": ["a barn", "one barn"]}\n'

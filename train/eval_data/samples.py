@@ -369,10 +369,14 @@ def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
             f"class names begin with numbers or ids, such as {classes[0]!r}, and so prompts do; "
             "set classes to the names alone, in order"
         )
-    if odd := [name for name in classes if "_" in name or "\t" in name.strip()]:
+    inside = [
+        name for name in classes if re.search("[a-z][A-Z]", name)
+    ]  # one, such as iPod, is one
+    odd = [name for name in classes if re.search("[_\t]", name.strip())]
+    if odd := odd + (inside if len(inside) > 1 else []):
         yield (
-            f"{len(odd):,} class names have underscores or tabs, such as {odd[0]!r}, and so have "
-            "prompts; write blanks where these are meant"
+            f"{len(odd):,} class names have underscores, tabs or capitals inside, such as "
+            f"{odd[0]!r}, and so have prompts; write blanks where these are meant"
         )
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(classes):

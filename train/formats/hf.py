@@ -71,9 +71,8 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
     """Whether a folder has a tokenizer that is not CLIP's: another class or vocabulary."""
     names = set(disk.list_names(folder))
     if not names & TOKENIZER_FILES:
-        if vocab_size != CLIP_VOCABULARY:
-            told = "%s has no tokenizer: captions get CLIP's %d tokens, of a vocabulary of %d"
-            logger.warning(told, folder, CLIP_VOCABULARY, vocab_size)
+        told = "%s has no tokenizer: captions get CLIP's %d tokens, of a vocabulary of %d"
+        logger.warning(told, folder, CLIP_VOCABULARY, vocab_size)
         return False
 
     def read(name: str, values: Callable[[Mapping[str, Any]], T]) -> T:
@@ -300,7 +299,7 @@ def model_config_of_hf(
     if settings.get("model_type") != "clip":
         raise ValueError(
             f"model_type is {settings.get('model_type')!r}; only 'clip', a CLIPModel, can be read; "
-            "of others the folder of the same weights that open_clip reads"
+            "of others the folder of the same weights that open_clip reads, where there is one"
         )
     text, vision = (_tower(settings, name) for name in ("text_config", "vision_config"))
     activations = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
@@ -444,4 +443,7 @@ def _preprocessing(folder: str) -> tuple[str, dict[str, Any]]:
         part = disk.read_json(whole).get("image_processor") if disk.exists(whole) else None
     if part:
         return whole, part
-    return plain, disk.read_json(plain) if disk.exists(plain) else {}
+    if not disk.exists(plain):
+        logger.warning("%s has no %s: images get CLIP's preprocessing", folder, PREPROCESS_FILE)
+        return plain, {}
+    return plain, disk.read_json(plain)

@@ -527,6 +527,8 @@ def _weights(flags: Mapping[str, str], model: str, notes: list[str]) -> dict[str
     if not source:
         return {}
     is_file = "/" in source or source.endswith(WEIGHTS_SUFFIXES)
+    if "force-quick-gelu" in flags and not model.endswith("-quickgelu"):
+        model += "-quickgelu"  # the name of the same model with that activation
     return {"init": source if is_file else f"open_clip:{model}/{source}"}
 
 
