@@ -56,6 +56,7 @@ from clipmill.manifests.disk.files import (
     scratch_folder,
     sha256_of,
     shown_path,
+    state_of,
     stores,
     sync_folder,
     uid_of,

@@ -1051,9 +1051,18 @@ def sha256_of(path: str | Path) -> str:
         if state is None:
             raise FileNotFoundError(str(path))
         return _sha256_of(str(path), repr(sorted(state.items(), key=repr)))
+    return _sha256_of(str(path), state_of(path))
+
+
+def state_of(path: str | Path) -> tuple[int, ...]:
+    """What changes with the content of a local file; () for an object, which is not asked for.
+
+    FileNotFoundError where there is none.
+    """
+    if is_url(path):
+        return ()
     status = local_path(path).stat()
-    state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _sha256_of(str(path), state)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.lru_cache(maxsize=4096)

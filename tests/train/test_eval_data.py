@@ -14,7 +14,13 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.train.eval_data import images
 from clipmill.train.eval_data import samples as benchmark_layout
-from clipmill.train.eval_data.images import ImageFiles, batch_rows, decoded_batches, map_images
+from clipmill.train.eval_data.images import (
+    ImageFiles,
+    batch_rows,
+    decoded_batches,
+    image_hashes,
+    map_images,
+)
 from clipmill.train.eval_data.samples import (
     RawSamples,
     captioned_samples,
@@ -517,6 +523,16 @@ def test_images_are_decoded_once(coloured, monkeypatch):
     assert first.shape == (18, 32, 32, 3)
     monkeypatch.setattr(images, "decode_image", lambda data: pytest.fail("decoded again"))
     np.testing.assert_array_equal(first, decoded(coloured, 32))
+
+
+def test_an_image_that_is_changed_in_place_is_read_again(colours, coloured):
+    before, hashes = decoded(coloured, 32), image_hashes(coloured.images)
+    red, green = (Path(colours.data) / name / "0.jpg" for name in ("dark_red", "green"))
+    red.write_bytes(green.read_bytes())
+    changed = {coloured.images.names.index("dark_red/0.jpg")}
+    now, again = decoded(coloured, 32), image_hashes(coloured.images)
+    assert {row for row in range(18) if (now[row] != before[row]).any()} == changed
+    assert {row for row in range(18) if again[row] != hashes[row]} == changed
 
 
 def test_what_does_not_fit_is_decoded_again(coloured, monkeypatch):

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,6 +50,9 @@ class ImageSource(Protocol):
     def path(self, index: int) -> str:
         """Where an image lies, for messages."""
 
+    def files(self) -> Iterable[str]:
+        """The files that hold the images."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
@@ -67,6 +70,10 @@ class ImageFiles:
     def path(self, index: int) -> str:
         """See ImageSource."""
         return disk.join(self.folder, self.names[index])
+
+    def files(self) -> Iterable[str]:
+        """See ImageSource."""
+        return map(self.path, range(len(self.names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,10 @@ class TarImages:
         """See ImageSource."""
         return f"{self.tars[self.members[index][0]]}:{self.names[index]}"
 
+    def files(self) -> Iterable[str]:
+        """See ImageSource."""
+        return self.tars
+
 
 @dataclass(frozen=True, slots=True)
 class TableImages:
@@ -97,7 +108,7 @@ class TableImages:
     and the last two stay in memory.
     """
 
-    files: tuple[str, ...]
+    tables: tuple[str, ...]
     column: str
     names: tuple[str, ...]
     groups: tuple[tuple[int, int, int, int], ...]
@@ -114,7 +125,8 @@ class TableImages:
         return readers
 
     def _read(self, file: int, group: int, row: int, index: int) -> bytes:
-        column = read_row_group(self.files[file], group, self.column)
+        path = self.tables[file]
+        column = read_row_group(path, disk.state_of(path), group, self.column)
         value = column[row].as_py() if row < len(column) else None
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
@@ -125,7 +137,11 @@ class TableImages:
         """See ImageSource."""
         starts = [first for _, _, first, _ in self.groups]
         file = self.groups[int(np.searchsorted(starts, index, side="right")) - 1][0]
-        return f"{self.files[file]}:{self.names[index]}"
+        return f"{self.tables[file]}:{self.names[index]}"
+
+    def files(self) -> Iterable[str]:
+        """See ImageSource."""
+        return self.tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +166,14 @@ class ChosenImages:
         """See ImageSource."""
         return self.images.path(self.numbers[index])
 
+    def files(self) -> Iterable[str]:
+        """See ImageSource."""
+        return self.images.files()
+
 
 @functools.lru_cache(maxsize=2)
-def read_row_group(path: str, group: int, column: str) -> Any:
-    """A column of one row group of a Parquet file; lists are laid end to end."""
+def read_row_group(path: str, state: tuple[int, ...], group: int, column: str) -> Any:
+    """A column of one row group of a file in a `disk.state_of`; lists are laid end to end."""
     with open_parquet(path) as file:
         values = file.read_row_group(group, columns=[column])[column].combine_chunks()
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
@@ -185,6 +205,16 @@ class DecodedBatch:
 _kept: dict[tuple[Any, ...], list[DecodedBatch]] = {}
 
 
+def _states(images: ImageSource) -> tuple[tuple[int, ...], ...]:
+    def state(path: str) -> tuple[int, ...]:
+        try:
+            return disk.state_of(path)
+        except OSError:  # what reads the image names it
+            return ()
+
+    return tuple(map(state, images.files()))
+
+
 def batch_rows(count: int) -> list[slice]:
     """The batches of `count` images, prompts or queries. They are the same for any number of ranks:
     rounding of a product may depend on the size of a batch.
@@ -198,11 +228,12 @@ def decoded_batches(
 ) -> Iterator[DecodedBatch]:
     """Some batches of images as a model takes them, but for its mean and deviation.
 
-    What fits in CACHE_BYTES is decoded once per process. ValueError names a file that is no image.
+    What fits in CACHE_BYTES is decoded once per process, while its files stay as they are.
+    ValueError names a file that is no image.
     """
     size, preprocess = model.height_width, model.preprocess
     own = (size, preprocess, preprocess.crop_floor)  # the last is left out of comparisons
-    key = (images, own, tuple((rows.start, rows.stop) for rows in batches))
+    key = (images, _states(images), own, tuple((rows.start, rows.stop) for rows in batches))
     if key in _kept:
         yield from _kept[key]
         return
@@ -290,9 +321,13 @@ def map_images(images: ImageSource, function: Callable[[bytes], object]) -> list
     return results
 
 
-@functools.lru_cache(maxsize=32)
 def image_hashes(images: ImageSource) -> tuple[str, ...]:
-    """sha256 of each image's bytes, read once per process."""
+    """sha256 of each image's bytes, read once per process while its files stay as they are."""
+    return _image_hashes(images, _states(images))
+
+
+@functools.lru_cache(maxsize=32)
+def _image_hashes(images: ImageSource, states: object) -> tuple[str, ...]:
     return tuple(map_images(images, lambda data: hashlib.sha256(data).hexdigest()))
 
 

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import re
 import tarfile
 import warnings
@@ -369,9 +368,7 @@ def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
             f"class names begin with numbers or ids, such as {classes[0]!r}, and so prompts do; "
             "set classes to the names alone, in order"
         )
-    inside = [
-        name for name in classes if re.search("[a-z][A-Z]", name)
-    ]  # one, such as iPod, is one
+    inside = [name for name in classes if re.search("[a-z][A-Z]", name)]  # one is a name: iPod
     odd = [name for name in classes if re.search("[_\t]", name.strip())]
     if odd := odd + (inside if len(inside) > 1 else []):
         yield (
@@ -1152,7 +1149,7 @@ def read_tars(task: TaskSpec, tars: Sequence[str], source: str, needs: str) -> R
     groups: list[int | str] = []
     seen: set[str] = set()
     for number, tar in enumerate(tars):
-        for key, images, parts in scan_tar(tar, _fingerprint(tar), more):
+        for key, images, parts in scan_tar(tar, disk.state_of(tar), more):
             where = f"task {task.name!r}: {tar}, sample {key}"
             extension = next((each for each in chosen if each in images), None)
             if extension is None:
@@ -1188,19 +1185,12 @@ def read_tars(task: TaskSpec, tars: Sequence[str], source: str, needs: str) -> R
     )  # fmt: skip
 
 
-def _fingerprint(path: str) -> tuple[int, int]:
-    if disk.is_url(path):
-        return 0, 0
-    status = os.stat(disk.local_path(path))
-    return status.st_size, status.st_mtime_ns
-
-
 @functools.lru_cache(maxsize=4096)
-def scan_tar(path: str, fingerprint: tuple[int, int], more: tuple[str, ...] = ()) -> Scanned:
+def scan_tar(path: str, state: tuple[int, ...], more: tuple[str, ...] = ()) -> Scanned:
     """(key, images and members of unknown kinds by extension, other members' bytes by extension)
     of each sample; the bytes of `more` extensions too, where they are short.
 
-    The `fingerprint` is there for the cache. ValueError for what is no plain tar.
+    The `state` is there for the cache. ValueError for what is no plain tar.
     """
     samples: list[tuple[str, dict[str, Member], dict[str, bytes]]] = []
     try:
