@@ -28,6 +28,12 @@ def write_inputs(row: dict[str, Any], folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    for name, text in row.get("bytes", {}).items():  # as Python writes them
+        (folder / name).write_bytes(
+            text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+        )
+    for name, target in row.get("links", {}).items():
+        (folder / name).symlink_to(target)
     for name, cells in row.get("xlsx", {}).items():
         (folder / name).write_bytes(xlsx(cells, row.get("merged", {}).get(name, ())))
     for name, records in row.get("parquet", {}).items():

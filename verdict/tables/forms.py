@@ -92,6 +92,8 @@ LOGGED = re.compile(
 PAIR = re.compile(
     r"(?:[^=:]*:\s*(?=[^=:]*=))?([^\d\W][^=:]*?)\s*[:=]\s*([-+]?[\d.]+(?:e[-+]?\d+)?%?|nan)", re.I
 )
+EVALUATED = re.compile(r" \| INFO \| Eval Epoch: \d+ (?!\[)(.+)$", re.M)  # of open_clip's out.log
+FULL_WIDTH = str.maketrans("，；", ",;")  # of a Chinese or Japanese keyboard
 PAIR_LINE = re.compile(r"([^\d\W][\w ./@()-]*?)\s+=\s+(\S.*)")
 TITLE = re.compile(r"([*#=-])\1{2,}.*")
 REPORTED = ("precision", "recall", "f1-score")  # and the support of each class
@@ -149,6 +151,8 @@ def frame_of_bytes(data: bytes, table: str | None = None, baseline: str | None =
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
     text, note = _text_of(data)
+    if "\r" in text and "\n" not in text:
+        text = text.replace("\r", "\n")  # as Excel ends lines on a Mac
     frame = _frame_of_text(text, table, baseline)
     frame.notes += [note] if note else []
     return frame
@@ -952,6 +956,11 @@ def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
 def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    first = text.lstrip().partition("\n")[0]
+    if re.search(r"[，；]", first) and not re.search(r"[,;\t|]", first):
+        return _frame_of_lines(text.translate(FULL_WIDTH), table)
+    if evaluations := [_pairs(line.replace("\t", ", ")) for line in EVALUATED.findall(text)]:
+        return frame_of_records(evaluations, "log of open_clip")
     head = [line.strip() for line in text[:MOST_LOGGED].split("\n")]
     if len(reports := list(REPORT.finditer(text))) == 1:
         return _frame_of_report(text[reports[0].end() :].split("\n"))

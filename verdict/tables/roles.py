@@ -160,15 +160,24 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("value", r"values?|score|result|results|metric_value|main_score|y|obs_value",
          "by its name: the values"),
         ("text", r"(\w+_)?(notes?|comments?|description|desc|remarks?|tags|summary|command|cmd|"
-         r"(termination|stop|stopping)_\w+|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|pred(iction)?s?|predicted|gold|readme|bibtex|"
+         r"(termination|stop|stopping)_\w+|done|should_checkpoint|is_(best|last)|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|pred(iction)?s?|predicted|gold|readme|bibtex|"
          r"display|paper|paper_title|title|authors?|license|organization|affiliation|error_message)",
          "by its name: a text"),
     )
 )  # fmt: skip
 
 
+# Of a table: what its rows are, and what its columns are.
+CORNER = re.compile(
+    r"\s*(models?|methods?|algorithms?|approach(es)?|systems?|arms?)\s*[/\\|]\s*"
+    r"(data ?sets?|tasks?|benchmarks?|metrics?)\s*", re.I
+)  # fmt: skip
+
+
 def role_of_name(name: str) -> tuple[str, str]:
     """The first role that a name could have, and why; "" for a name of an arm or a metric."""
+    if CORNER.fullmatch(name):
+        return "", ""
     plain = plain_name(name)
     fitting = ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain))
     return next(fitting, ("", ""))
