@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter, defaultdict
@@ -66,6 +67,9 @@ LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_SIZE = 1000.0  # so many times larger are values of one block than those of another one
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 LEAST_ALIKE = 3  # different values of a task that another one repeats
+LEAST_EQUAL = 16  # digits in which runs that repeat one another agree
+MOST_DIGITS = 4  # of one value that count there, as a share of few samples has few levels
+OTHER_SAMPLES = 1.1  # so many times more test samples are another test set
 WIDE = 5.0  # so many times larger is a spread that decides how wide all intervals are
 _names = partial(first_names, most=3)  # names in a sentence
 
@@ -198,6 +202,7 @@ def decide(results: Results, question: Question) -> Decision:
     if question.baseline is not None:
         own = baseline_arm(results.arms, question.baseline)
         question = replace(question, baseline=own or question.baseline)
+    results = _without_repeated_runs(results, notes)
     _check_names(results, question)
     plain = _table(_with_spreads(results, notes), question)
     table = _of_means(plain, question, notes)
@@ -223,7 +228,7 @@ def decide(results: Results, question: Question) -> Decision:
         )
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
-    arms, apart = _on_one_test_set(results, arms, baseline, refusals)
+    arms, apart = _on_one_test_set(results, arms, baseline, refusals, chosen, question)
     arms_out |= apart
     found = {arm for scale in results.scales for arm in _arms_at(table, chosen, scale, set())}
     if lacking := [arm for arm in results.arms if arm not in found]:
@@ -561,24 +566,110 @@ def _arm_scores(
 
 
 def _on_one_test_set(
-    results: Results, arms: tuple[str, ...], baseline: str, refusals: list[str]
+    results: Results,
+    arms: tuple[str, ...],
+    baseline: str,
+    refusals: list[str],
+    chosen: Mapping[str, str],
+    question: Question,
 ) -> tuple[tuple[str, ...], set[str]]:
-    """The arms without those that were scored on another split than the baseline, and these.
-    ValueError where no arm was scored on its split.
+    """The arms without those that were scored on another split than the baseline, or on a part of
+    its test samples, and these. ValueError where no arm was scored on its own.
     """
     own, apart = results.splits.get(baseline, ("", frozenset())), dict[str, tuple[str, str]]()
     for arm in arms:
         column, values = results.splits.get(arm, own)
         if column == own[0] and values and own[1] and not values & own[1]:
             apart[arm] = (", ".join(sorted(values)), ", ".join(sorted(own[1])))
-    kept = tuple(arm for arm in arms if arm not in apart)
-    for other in dict.fromkeys(apart.values()):
-        names = _names([arm for arm, of in apart.items() if of == other])
+    sizes = _on_other_samples(results, arms, baseline, chosen, question)
+    kept = tuple(arm for arm in arms if arm not in {*apart, *sizes})
+    for other in dict.fromkeys([*apart.values(), *sizes.values()]):
+        names = _names([arm for arm, of in (*apart.items(), *sizes.items()) if of == other])
         why = f"{own[0]!r} is {other[0]} there, and {other[1]} for {baseline}"
+        way = f" (--arm {quoted(own[0])} compares it)"
+        if other in sizes.values():
+            why = f"{other[0]} is tested on {other[1]} for {baseline}"
+            way = f" (--without {quoted(other[0])} leaves it out)" if len(results.tasks) > 1 else ""
         if len(kept) < 2:
-            raise ValueError(f"{names} not comparable: {why} (--arm {quoted(own[0])} compares it)")
-        refusals.append(f"{names} not comparable: {why}")
-    return kept, set(apart)
+            raise ValueError(f"{names} not comparable: {why}{way}")
+        refusals.append(f"{names} not comparable: {why}{way if other in sizes.values() else ''}")
+    return kept, {*apart, *sizes}
+
+
+def _on_other_samples(
+    results: Results,
+    arms: tuple[str, ...],
+    baseline: str,
+    chosen: Mapping[str, str],
+    question: Question,
+) -> dict[str, tuple[str, str]]:
+    """{arm: the task, and the test samples} of the arms that some task was tested with far fewer or
+    more samples for than for the baseline, as by a limit on one of them.
+    """
+    r, apart = results, dict[str, tuple[str, str]]()
+    sizes: dict[tuple[int, int], set[int]] = defaultdict(set)
+    metrics = np.array([r.metrics.index(chosen[t]) if t in chosen else -1 for t in r.tasks])
+    known_N = (r.samples_N > 0) & (metrics[r.task_N] == r.metric_N)
+    triples = np.stack([r.arm_N, r.task_N, r.samples_N])[:, known_N]
+    for arm, task, size in np.unique(triples, axis=1).T.tolist():
+        sizes[arm, task].add(size)
+    wanted = [
+        n for n, task in enumerate(r.tasks)
+        if task in chosen and question.task in (None, task)
+    ]  # fmt: skip
+    for arm, task in itertools.product(arms, wanted):
+        here, there = (sizes[r.arms.index(one), task] for one in (arm, baseline))
+        if here and there and max(min(here) / max(there), min(there) / max(here)) > OTHER_SAMPLES:
+            shown = [" or ".join(f"{size:,}" for size in sorted(of)[:2]) for of in (here, there)]
+            apart.setdefault(arm, (r.tasks[task], f"{shown[0]} samples there, and on {shown[1]}"))
+    return apart
+
+
+def _without_repeated_runs(results: Results, notes: list[str]) -> Results:
+    """Each run once, where an arm has several and one repeats another one: equal in all of its
+    values, with more digits than runs of other seeds agree in by chance. Such a seed had no effect,
+    or the run was copied, and it says nothing of the noise.
+    """
+    r = results
+    if r.runs_N is not None or r.are_means or not len(r.value_N):
+        return r
+    order = np.lexsort((r.metric_N, r.task_N, r.seed_N, r.block_N, r.scale_N, r.arm_N))
+    keys = np.stack([r.arm_N, r.scale_N, r.block_N, r.seed_N])[:, order]
+    starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
+    alike: dict[tuple[object, ...], list[Integers]] = defaultdict(list)
+    runs = Counter[tuple[float, ...]]()
+    for places in np.split(order, starts[1:]):
+        n = int(places[0])
+        of = (int(r.arm_N[n]), float(r.scale_N[n]), int(r.block_N[n]))
+        runs[of] += 1
+        own = np.stack([r.task_N[places], r.metric_N[places], r.value_N[places]]).tobytes()
+        lists = [] if r.per_sample is None else [r.per_sample[each] for each in places.tolist()]
+        samples = b"".join(b"" if one is None else np.asarray(one).tobytes() for one in lists)
+        alike[of, own, samples].append(places)
+    left_out = list[Integers]()
+    distinct = Counter(key[0] for key in alike)
+    for key, same in alike.items():
+        if len(same) < 2 or distinct[key[0]] < 2:
+            continue  # without another run, nothing varies, which is said elsewhere
+        digits = sum(min(MOST_DIGITS, _digits(one)) for one in set(r.value_N[same[0]].tolist()))
+        if digits * (len(same) - 1) < LEAST_EQUAL:
+            continue
+        left_out += same[1:]
+        n = int(same[0][0])
+        seeds = [r.seeds.get(seed, seed) for seed in (int(r.seed_N[each[0]]) for each in same)]
+        named = f"seeds {_names([*map(str, seeds)])} of" if r.paired else f"{len(same)} runs of"
+        notes.append(
+            f"{named} {r.arms[r.arm_N[n]]} have the same numbers everywhere, and count once: did "
+            "the seed take effect?"
+        )
+    if not left_out:
+        return r
+    return r.taken(np.setdiff1d(np.arange(len(r.value_N)), np.concatenate(left_out)))
+
+
+def _digits(number: float) -> int:
+    """The significant digits of a number as it was written."""
+    return len(re.sub(r"e.*|[^\d]", "", repr(number)).strip("0"))
 
 
 def _copies(results: Results, question: Question, notes: list[str]) -> set[str]:

@@ -323,6 +323,8 @@ def _lm_eval(document: Record) -> Frame | None:
             row |= {"n_samples": size} if size else {}
             few = shots.get(task, config.get("num_fewshot"))
             row |= {"n_shot": few} if few is not None else {}
+            version = (document.get("versions") or {}).get(task)
+            row |= {"version": version} if version is not None else {}
             rows.append(row)
     if not rows:
         raise ValueError("lm-eval's file has no metric of a task")
@@ -331,6 +333,7 @@ def _lm_eval(document: Record) -> Frame | None:
     frame.roles |= {
         "task": ("task", "of lm-eval"), "metric": ("metric", "of lm-eval"),
         "value": ("value", "of lm-eval"), "n_shot": ("task", "shots are parts of the task"),
+        "version": ("setting", "of lm-eval's task"),
     }  # fmt: skip
     return frame
 

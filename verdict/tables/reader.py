@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -107,7 +108,7 @@ from clipmill.verdict.tables.spreads import (
 ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
 # Of a folder that has none of the others.
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt", ".yaml", ".yml")
-SETTINGS_FILE = re.compile(r"(config|params|args|hparams|variant|settings)\.(json|ya?ml)")
+SETTINGS_FILE = re.compile(r"(config|params|args|hparams|variant|settings)\.(json|ya?ml|txt)")
 # A run that nobody named is called by open_clip after its start and settings, not after its data.
 OPEN_CLIP_RUN = re.compile(r"/\d{4}(_\d\d){2}-\d\d(_\d\d){2}-model_[^/]*$")
 OF_ONE_RUN = re.compile(r"name|resume|\w*path|\w*rank|dist_url|device")  # of its params.txt
@@ -126,12 +127,20 @@ SEED_INSIDE = re.compile(
 ONLY_SEED = re.compile(  # the name says nothing else
     r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
 )
+LM_EVAL = "lm-eval"  # whose files have the time of the evaluation in their names
 PLOTS = re.compile(r"(.*/)plots/")  # a curve of each metric, beside the last values, as of DVCLive
 SCALAR_FILE = re.compile(r"(?:.*/)?run-(.+)-tag-(.+)")  # as TensorBoard calls what it exports
 TIME_IN_NAME = re.compile(
     r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
     r"(?P<seed>\d{4}-?\d\d-?\d\d[-_T ]\d\d[-_:]?\d\d[-_:]?\d\d\S*)$", re.I
 )  # fmt: skip
+POINT_IN_NAME = re.compile(  # of a run, as a folder of its checkpoint
+    r"^(?P<one>(?:.*?[^-_./ ])?)[-_./ ]*(?<![a-z])(?:global[-_]?)?(?:checkpoints?|ckpt|step|epoch|"
+    r"iter|iteration)[-_=]?(?P<point>\d+)(?P<two>(?:[-_./ ].*)?)$", re.I
+)  # fmt: skip
+PART_IN_NAME = re.compile(  # of an evaluation
+    r".*(?<![a-z])(rank|shard|worker|gpu|device|proc|process|chunk)[-_]?\d+$", re.I
+)
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
 SHORT_FIRST = re.compile(r"^[sr][-_]?(?P<seed>\d{1,4})[-_./ ]+(?P<arm>.+)$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
@@ -299,9 +308,9 @@ def source_name(source: Source) -> str:
 
 
 def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | None) -> list[Frame]:
-    files, others = [], []
+    files, others, copies = [], [], list[str]()
     for path in paths:
-        of_path, is_folder = _files(path)
+        of_path, is_folder = _files(path, copies)
         files += of_path
         others += of_path if is_folder else []
     if not files:
@@ -361,6 +370,9 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
     if skipped:
         shown = "; ".join(skipped[:3])
         frames[0].notes.append(f"left out: {len(skipped)} files that hold no table: {shown[:300]}")
+    if copies:
+        shown = ", ".join(Path(file).name for file in copies[:3])
+        frames[0].notes.append(f"left out: {len(copies)} hidden files and links ({shown})")
     if plots:
         frames[0].notes.append(
             f"left out: {len(plots)} files of curves, whose last values metrics.json has"
@@ -407,8 +419,10 @@ def records_of(source: Source, notes: list[str]) -> list[Record]:
     return [dict(zip(frame.columns, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
-def _files(path: str) -> tuple[list[str], bool]:
-    """The path, or the files of results in its folder; whether it is one."""
+def _files(path: str, left_out: list[str]) -> tuple[list[str], bool]:
+    """The path, or the files of results in its folder; whether it is one. left_out gets those that
+    are no files of their own.
+    """
     if path.startswith(("http://", "https://")):
         return [path], False
     if not disk.exists(path):
@@ -423,9 +437,9 @@ def _files(path: str) -> tuple[list[str], bool]:
         names = disk.list_names(layout.scales) if disk.exists(layout.scales) else []
         smaller = [AblationLayout(disk.join(layout.scales, n)).measurements for n in names]
         return [*filter(disk.exists, smaller), layout.measurements], False
-    paths = sorted(
-        fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
-    )
+    paths = _own_files(name, fs.find(name), left_out)
+    if disk.is_url(path):
+        paths = [fs.unstrip_protocol(each) for each in paths]
     if own := [each for each in paths if _is_of_study(each)]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
@@ -443,6 +457,18 @@ def _files(path: str) -> tuple[list[str], bool]:
         if any(sign in Path(each).name for each in paths):
             raise ValueError(f"{path} is {what}: {way}")
     return logs, True
+
+
+def _own_files(folder: str, files: Iterable[str], left_out: list[str]) -> list[str]:
+    """The files of a folder, each once: without those that a name with a dot in front hides, such
+    as an editor's older copies and what macOS keeps beside a file, and without links to others.
+    """
+    own = dict[str, str]()  # {where a file really is: its path}
+    for file in sorted(files, key=lambda each: (os.path.islink(each), each)):
+        is_hidden = re.search(r"(^|/)\.", file.removeprefix(folder).lstrip("/"))
+        if is_hidden or own.setdefault(os.path.realpath(file), file) != file:
+            left_out += [file] if file.lower().endswith(ENDINGS) else []
+    return sorted(own.values())
 
 
 def _is_of_study(file: str) -> bool:
@@ -780,6 +806,7 @@ class _Reading:
         self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
         self._fill_switches()
         self.notes += self.frame.notes
+        self._join_points()
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
         self._choose()
@@ -800,6 +827,36 @@ class _Reading:
         scales = self._scales()
         self._take_last_steps()
         return self._measured(scales)
+
+    def _join_points(self) -> None:
+        """Makes files of one run a file: those of its checkpoints, of which the last one counts,
+        and the part of a log that was put aside under the time when the run was resumed.
+        """
+        frame, files = self.frame, self.frame.columns["file"].texts()
+        names = files.present()
+        told = self.told.names.values()
+        if self.told.pattern is not None or "file" in itertools.chain(*told):
+            return
+        if self.told.baseline in names:
+            return
+        if frame.history:
+            whole = {*names}
+            found = {name: match["arm"] for name in names if (match := TIME_IN_NAME.match(name))}
+            aside = {name: arm for name, arm in found.items() if arm in whole}
+            if aside:
+                frame.columns["file"] = files.mapped(lambda name: aside.get(name, name))
+                shown = next(iter(aside))
+                self.notes.append(f"file: {shown!r} is an earlier part of {aside[shown]!r}")
+                return
+        points = _all_matched(POINT_IN_NAME, names)
+        rests = {name: match["one"] + match["two"] for name, match in points.items()}
+        if len({*rests.values()}) < 2 or not all(rests.values()):
+            return
+        frame.columns["file"] = files.mapped(lambda name: rests[name])
+        if not any(STEP.fullmatch(plain_name(name)) for name in frame.columns):
+            frame.columns["step"] = files.mapped(lambda name: points[name]["point"])
+        shown = next(iter(rests))
+        self.notes.append(f"file: {shown!r} is a checkpoint of {rests[shown]!r}")
 
     def _fill_switches(self) -> None:
         """Makes a setting that is true, or not there, false where it is not there."""
@@ -874,6 +931,9 @@ class _Reading:
         roles, files = self.roles, self.frame.columns["file"].texts()
         if roles.given["file"][0] != "identifier" or len(files.present()) < 2:
             return
+        if self.frame.form == LM_EVAL:
+            self._take_last_evaluations()
+            files = self.frame.columns["file"].texts()
         taken = {} if roles.seed or roles.runs else seeds_in_names(files.present())
         if taken:
             name, (rest, seed) = next(iter(taken.items()))
@@ -883,6 +943,32 @@ class _Reading:
             roles.give("seed", roles.seed, "in the name of the file")
             self.notes.append(f"seed: in the file's name ({name!r} is {rest!r}, seed {seed})")
         roles.unsettled.append("file")
+
+    def _take_last_evaluations(self) -> None:
+        """Of the files of one model that differ in the time of the evaluation alone, the last one
+        counts: it is no further run. Versions of a task that differ are parts of the task.
+        """
+        roles, frame = self.roles, self.frame
+        files = frame.columns["file"].texts()
+        found = {name: match for name in files.present() if (match := TIME_IN_NAME.match(name))}
+        if "version" in frame.columns and self._vary_in(roles.task, ("version",)):
+            roles.task = (*roles.task, "version")
+            roles.give("task", ["version"], "versions of a task differ")
+            self.notes.append("version: of a task differs, so its versions are tasks of their own")
+        if not found or self.told.names:
+            return
+        times = files.mapped(lambda name: found[name]["seed"] if name in found else "")
+        rests = files.mapped(lambda name: found[name]["arm"] if name in found else name)
+        keys = (*roles.arm, *roles.task, *roles.metric)
+        keys_N = refined(group_codes(frame, keys), rests.codes)
+        order = np.argsort(times.values)
+        rank_N = np.argsort(order)[times.codes]
+        latest = np.full(int(keys_N.max()) + 1, -1)
+        np.maximum.at(latest, keys_N, rank_N)
+        kept = rank_N == latest[keys_N]
+        if not kept.all():
+            frame.columns["file"] = rests
+            self._keep_rows(kept, "of earlier evaluations of the same model (--seed file: of runs)")
 
     def _leave_out_unended(self, name: str) -> None:
         """Leaves out runs that did not end, by a column of their state."""
@@ -1372,6 +1458,11 @@ class _Reading:
                 table[group] = recoded(texts, arms.codes)
             return
         files, paths = roles.arm == ("file",), arms.present()
+        if files and (parts := _all_matched(PART_IN_NAME, paths)):
+            raise ValueError(
+                f"{paths[0]!r} is the part of one {parts[paths[0]][1]}, and parts of an evaluation "
+                "are no runs: give one file a run, or --pattern '(?P<arm>…)(?P<seed>…)'"
+            )
         taken = {} if self.told.baseline in paths else seeds_in_paths(paths)
         taken = taken or seeds_in_names(paths)
         if "arm" not in self.told.names and not (self.told.names if files else roles.task):
