@@ -206,7 +206,23 @@ def check_same_run(
     identity, different = changes_since(saved, now, out, export)
     if different:
         raise ValueError(
-            f"{out} holds another run ({'; '.join(different[:3])});"
-            " choose another --out, or start again with --restart"
+            f"{out} holds another run ({'; '.join(different[:3])}); "
+            f"{_renamed(saved, now)}choose another --out, or start again with --restart"
         )
     return identity
+
+
+def _renamed(saved: RunIdentity, now: RunIdentity) -> str:
+    """The way to go on where the views are those of the run under other names, as of a pool that
+    was moved; else "".
+    """
+    names = []
+    for identity in (saved, now):
+        sources = identity.get("order", {}).get("sources") or {}
+        names.append({str(of.get("hash")): name for name, of in sources.items()})
+    before, after = names
+    if not before or before == after or before.keys() != after.keys():
+        return ""
+    pools = {before[key].rpartition("/")[0]: after[key].rpartition("/")[0] for key in before}
+    shown = ", ".join(f"{old}: {new}" for old, new in pools.items())
+    return f"its views have other names now, so give a blend with pools: {{{shown}}}; or "

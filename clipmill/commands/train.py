@@ -137,7 +137,8 @@ def train_run(
 def run(options: training.RunOptions, out: str | None, as_json: bool) -> int:
     """Train. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
     rank = int(os.environ.get("RANK", "0"))
-    is_there = out is not None and disk.exists(RunLayout(out).run_json)
+    layout = RunLayout(out or "")
+    is_there = out is not None and disk.exists(layout.run_json) and disk.exists(layout.export)
     record = training.attempt(options, out)
     if isinstance(record, int):
         return record

@@ -122,6 +122,37 @@ def test_a_run_that_removes_its_own_initial_weights_is_refused(out, capsys):
     assert disk.exists(f"{one}/run.json")
 
 
+def words_of(out, blend):
+    """The words of clipmill train that resume the run of raw, seed 0."""
+    settings = [f"{key}={value}" for key, value in {**TRAIN, "seed": 0}.items()]
+    return [blend, "--out", f"{out}/runs/raw/seed-0", "--set", *settings]
+
+
+def test_weights_that_are_gone_are_written_again_from_the_checkpoint(out, capsys, caplog):
+    one, words = RunLayout(f"{out}/runs/raw/seed-0"), words_of(out, f"{out}/blends/raw.json")
+    before = Path(one.root, WEIGHTS).read_bytes()
+    shutil.rmtree(one.export)
+    assert commands.train(words) == 0
+    assert Path(one.root, WEIGHTS).read_bytes() == before
+    assert "was finished before" not in caplog.text
+
+    shutil.rmtree(one.export)
+    shutil.rmtree(one.checkpoints)
+    log = Path(one.log).read_bytes()
+    assert commands.train(words) == 2
+    assert "its checkpoints are gone: copy one of them back" in capsys.readouterr().err
+    assert Path(one.log).read_bytes() == log
+
+
+def test_a_pool_under_another_name_is_told_how_to_go_on(out, tmp_path, capsys):
+    blend = disk.read_json(f"{out}/blends/raw.json")
+    ((name, folder),) = blend["pools"].items()
+    renamed = {"pools": {"moved": folder}, "views": {"moved/all": 1}}
+    disk.write_json(f"{tmp_path}/renamed.json", blend | renamed)
+    assert commands.train(words_of(out, f"{tmp_path}/renamed.json")) == 2
+    assert f"give a blend with pools: {{{name}: moved}}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_prompts_that_change(tiny, out, asked, tmp_path):
     prompts = tmp_path / "prompts.txt"

@@ -635,7 +635,8 @@ LOCK_WAIT_S = 5.0
 def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto") -> RunRecord:
     """Train and write RUN/: blend.json, log.jsonl, checkpoints/, export/, and run.json at the end.
 
-    Returns the record of run.json. A finished run is returned as it is. `auto` resumes from the
+    Returns the record of run.json. A finished run is returned as it is; one whose weights are gone
+    is exported again from its newest checkpoint. `auto` resumes from the
     newest checkpoint that is whole, or starts where there is none; `required` is ValueError where
     there is none; `never` removes what is there and starts. ValueError for settings and views that
     cannot be trained on, and for a folder that holds another run; nothing has been written then.
@@ -678,6 +679,7 @@ def _prepare_and_train(
     """`train` in a folder that no other process writes to."""
     layout = RunLayout(out)
     state: TrainState | None = None
+    is_exported = True
     try:
         ranks = process_group.build_mesh(ranks, config)
         loader = RunLoader(
@@ -699,13 +701,22 @@ def _prepare_and_train(
         if disk.exists(layout.run_json):
             record = read_document(layout.run_json, RunRecord)
             check_same_run(record.identity, identity, out, record)
-            return record
+            files = [disk.join(layout.export, name) for name in record.export]
+            if all(map(disk.exists, files)):
+                return record
+            is_exported = False
+            logger.warning("%s lacks its weights: they are written again", out)
         stop = StopRequest(ranks.rank)
         watch.stop_signal = lambda: stop.number
         with console.on_stop_signal(stop), matmul_precision(config):
             started = time.perf_counter()
             config = resolve_micro_batch(config, ranks)
             state = prepare(config, out, ranks, loader, identity)
+            if not is_exported and state.first_step == 0:
+                raise ValueError(
+                    f"{out} is finished, but its weights ({layout.export}) and its checkpoints are "
+                    "gone: copy one of them back, or start again with --restart"
+                )
             if resume == "required":
                 _require_checkpoint(state, blend)
             if ranks.rank == 0:
