@@ -44,6 +44,10 @@ MISSING = re.compile(
 )
 
 
+PLAIN_SIGNS = str.maketrans(  # for a minus and spaces that typesetters and other languages write
+    dict.fromkeys("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}", " ")
+    | {"\N{MINUS SIGN}": "-"}
+)
 SPREAD_NOTE = "a number with its spread"
 BRACKETS_NOTE = "a number with another one in brackets"
 
@@ -104,7 +108,7 @@ def read_cell(value: Any, comma: str = "") -> Cell:
 
 def _marked(text: str, comma: str) -> Cell:
     """A number with marks, a percent sign, a spread, a change or a unit beside it."""
-    text = text.strip().replace("\N{MINUS SIGN}", "-").replace("\N{NO-BREAK SPACE}", " ")
+    text = text.translate(PLAIN_SIGNS).strip()
     if not text or len(text) > 80 or not any(each.isdigit() for each in text):
         return NOTHING
     text = text.replace("\\pm", "±").replace("&plusmn;", "±").replace("$", "")
@@ -152,7 +156,8 @@ def comma_use(texts: Iterable[Any], delimiter: str) -> str:
 
     Beside a semicolon as the delimiter a comma is the decimal point, wherever that can be.
     """
-    numbers = (text for text in texts if isinstance(text, str) and "," in text)
+    found = (text for text in texts if isinstance(text, str) and "," in text)
+    numbers = (text.translate(PLAIN_SIGNS) for text in found)
     cells = [n.strip().rstrip("%").strip() for n in numbers if WITH_COMMA.fullmatch(n.strip())]
     if not cells:
         return ""

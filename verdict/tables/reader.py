@@ -127,6 +127,7 @@ SEED_INSIDE = re.compile(
 ONLY_SEED = re.compile(  # the name says nothing else
     r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
 )
+MAIN = "main_metric"  # of DataComp: what counts in its average
 LM_EVAL = "lm-eval"  # whose files have the time of the evaluation in their names
 PLOTS = re.compile(r"(.*/)plots/")  # a curve of each metric, beside the last values, as of DVCLive
 SCALAR_FILE = re.compile(r"(?:.*/)?run-(.+)-tag-(.+)")  # as TensorBoard calls what it exports
@@ -138,6 +139,9 @@ POINT_IN_NAME = re.compile(  # of a run, as a folder of its checkpoint
     r"^(?P<one>(?:.*?[^-_./ ])?)[-_./ ]*(?<![a-z])(?:global[-_]?)?(?:checkpoints?|ckpt|step|epoch|"
     r"iter|iteration)[-_=]?(?P<point>\d+)(?P<two>(?:[-_./ ].*)?)$", re.I
 )  # fmt: skip
+COPY_NAME = re.compile(
+    r"(.+?)(?: ?\(\d+\)| - copy(?: ?\(\d+\))?| copy(?: \d+)?| \(.*conflict.*\))", re.I
+)
 PART_IN_NAME = re.compile(  # of an evaluation
     r".*(?<![a-z])(rank|shard|worker|gpu|device|proc|process|chunk)[-_]?\d+$", re.I
 )
@@ -320,6 +324,7 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
         if (found := PLOTS.match(file)) and f"{found[1]}metrics.json" in others
     }  # fmt: skip
     files = [file for file in files if file not in plots]
+    files = [file for file in files if file not in others or not _is_copy(file, others, copies)]
     labels = _labels(files)
     sizes = dict[str, str]()  # {label of a study: samples that its runs see}
     frames, read = list[Frame](), list[tuple[str, str]]()
@@ -372,7 +377,7 @@ def _frames_of_files(paths: Sequence[str], table: str | None, baseline: str | No
         frames[0].notes.append(f"left out: {len(skipped)} files that hold no table: {shown[:300]}")
     if copies:
         shown = ", ".join(Path(file).name for file in copies[:3])
-        frames[0].notes.append(f"left out: {len(copies)} hidden files and links ({shown})")
+        frames[0].notes.append(f"left out: {len(copies)} hidden files, links and copies ({shown})")
     if plots:
         frames[0].notes.append(
             f"left out: {len(plots)} files of curves, whose last values metrics.json has"
@@ -440,6 +445,11 @@ def _files(path: str, left_out: list[str]) -> tuple[list[str], bool]:
     paths = _own_files(name, fs.find(name), left_out)
     if disk.is_url(path):
         paths = [fs.unstrip_protocol(each) for each in paths]
+    if any(re.search(r"/[0-9a-f]{32}/metrics/", each) for each in paths):
+        raise ValueError(
+            f"{path} is MLflow's folder of runs: export the table of runs as CSV "
+            "(mlflow.search_runs(…).to_csv)"
+        )
     if own := [each for each in paths if _is_of_study(each)]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
@@ -469,6 +479,19 @@ def _own_files(folder: str, files: Iterable[str], left_out: list[str]) -> list[s
         if is_hidden or own.setdefault(os.path.realpath(file), file) != file:
             left_out += [file] if file.lower().endswith(ENDINGS) else []
     return sorted(own.values())
+
+
+def _is_copy(file: str, files: Sequence[str], copies: list[str]) -> bool:
+    """Whether a file is called a copy of another one and has its bytes, as of a browser that got it
+    twice or a cloud's conflicted copy; copies gets it.
+    """
+    path = Path(file)
+    found = COPY_NAME.fullmatch(path.stem)
+    of = file[: -len(path.name)] + found[1] + path.suffix if found else ""
+    if of not in files or _bytes_of(of) != _bytes_of(file):
+        return False
+    copies.append(file)
+    return True
 
 
 def _is_of_study(file: str) -> bool:
@@ -1352,6 +1375,10 @@ class _Reading:
         rows, names, values = [], [], []
         for row, code in enumerate(column.codes.tolist()):
             metrics = column.values[code]
+            if isinstance(metrics, dict) and metrics.get(MAIN, 0) is None:
+                self.attempted += 1
+                self._no_number(None, 1, MAIN)
+                continue  # the program has no result of this task
             for key, value in metrics.items() if isinstance(metrics, dict) else ():
                 self.attempted += 1
                 is_other = isinstance(value, str | list | dict | bool)

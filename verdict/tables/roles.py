@@ -95,7 +95,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
          r"steps_per_second|tokens_per_second|jit_compilation_time)|"
          r"_?(\w+_)?(runtime|timestamp|datetime\w*|duration|elapsed\w*|seconds|secs|hours|hrs|"
-         r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
+         r"minutes|mins|evaluated(_at|_on)?|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
          r"heartbeat(_at)?|date|day|days|walltime|wall_clock|wall|relative_time\w*|sec|"
          r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_used_\w+|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
          r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step|str))?",
