@@ -956,6 +956,7 @@ def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
 def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    text = re.sub(r"\A\s*\"?sep=.\"?\s*\n", "", text)  # of Excel: it tells the delimiter
     first = text.lstrip().partition("\n")[0]
     if re.search(r"[，；]", first) and not re.search(r"[,;\t|]", first):
         return _frame_of_lines(text.translate(FULL_WIDTH), table)

@@ -420,6 +420,9 @@ def records_of(source: Source, notes: list[str]) -> list[Record]:
     cells = []
     for column in frame.columns.values():
         values = [text_of(v) if isinstance(v, str) else v for v in column.values]
+        if column.comma:
+            numbers = [read_cell(value, column.comma).value for value in column.values]
+            values = [v if n is None else n for v, n in zip(values, numbers, strict=True)]
         cells.append([values[code] for code in column.codes.tolist()])
     return [dict(zip(frame.columns, row, strict=True)) for row in zip(*cells, strict=True)]
 

@@ -84,6 +84,18 @@ def test_tables_give_a_blend_that_olmix_reads(
     assert [float(cell) for cell in lines[1].split(",")[1:]] == choice["shares"]
 
 
+def test_tables_of_a_spreadsheet_with_decimal_commas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """opendidac/opendidac#681, asafdav/ng-csv#28: a mark, the delimiter and decimal commas."""
+    words = [*tables(tmp_path)]
+    plain = mixed(words, capsys)
+    for name in words[:2]:
+        text = Path(name).read_text().replace(",", ";").replace(".", ",")
+        Path(name).write_text(f"\ufeffsep=;\n{text}")
+    assert mixed(words, capsys)["found"] == plain["found"]
+
+
 def test_what_is_written_replaces_its_own_files_and_no_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
