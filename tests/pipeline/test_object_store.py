@@ -144,18 +144,22 @@ def test_ranges_of_an_object_are_those_of_a_local_file(proxy: FaultyProxy, tmp_p
             assert disk.read_bytes(name, start, length) == expected, (data, start, length)
 
 
-def test_the_stand_in_of_a_store_keeps_nothing_of_half_an_upload(proxy: FaultyProxy) -> None:
+def test_the_stand_in_of_a_store_keeps_nothing_of_half_an_upload(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
     import socket
     from urllib.parse import urlsplit
 
     proxy.fail_at(0, "503")
-    address = urlsplit(proxy.url)
-    with socket.create_connection((address.hostname, address.port)) as connection:
-        head = b"PUT /pools/half HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
-        connection.sendall(head + b"01234")
-        connection.shutdown(socket.SHUT_WR)
-        assert connection.recv(100) == b""
+    with s3_server(tmp_path) as url:
+        for address in map(urlsplit, (proxy.url, url)):
+            with socket.create_connection((address.hostname, address.port)) as connection:
+                head = b"PUT /pools/half HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+                connection.sendall(head + b"01234")
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(100) == b""
     assert files.info("s3://pools/half") is None
+    assert not (tmp_path / "pools" / "half").exists()
 
 
 def test_a_store_that_is_gone_for_seconds_costs_no_shard(proxy: FaultyProxy) -> None:

@@ -17,13 +17,34 @@ from urllib.parse import urlsplit
 
 BUCKET = "pools"
 # Arguments: a folder, which gets the objects, and the address to listen on. The first line that it
-# prints is its URL.
+# prints is its URL. Like a real store, and unlike localbucket alone, it keeps nothing of an upload
+# whose sender has ended.
 PROGRAM = """
 import pathlib, sys
 from http.server import ThreadingHTTPServer
 import localbucket
-localbucket.S3Handler.data_root = pathlib.Path(sys.argv[1]).resolve()
-server = ThreadingHTTPServer((sys.argv[2], 0), localbucket.S3Handler)
+
+class WholeReads:
+    def __init__(self, file):
+        self.file = file
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def read(self, size):
+        data = self.file.read(size)
+        if len(data) < size:
+            raise ConnectionResetError("the sender has ended")
+        return data
+
+class Handler(localbucket.S3Handler):
+    data_root = pathlib.Path(sys.argv[1]).resolve()
+
+    def setup(self):
+        super().setup()
+        self.rfile = WholeReads(self.rfile)
+
+server = ThreadingHTTPServer((sys.argv[2], 0), Handler)
 print("http://%s:%d" % server.server_address[:2], flush=True)
 server.serve_forever()
 """
