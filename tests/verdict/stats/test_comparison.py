@@ -55,7 +55,7 @@ def test_a_single_comparison_is_students_t() -> None:
     assert (row.low90, row.high90) == pytest.approx((2.5 - half90, 2.5 + half90), rel=1e-10)
     assert row.p == row.p_adjusted == pytest.approx(2 * stats.t.sf(2.5, 6), abs=1e-12)
     assert row.p_equal == pytest.approx(stats.t.cdf(2.0, 6), abs=1e-12)
-    assert (row.verdict, row.headline, row.n) == ("better", "seeds", 3)
+    assert (row.verdict, row.is_clear, row.headline, row.n) == ("better", True, "seeds", 3)
 
 
 def test_the_headline_is_the_wider_of_two_intervals() -> None:
@@ -179,12 +179,14 @@ def test_a_chosen_family_has_holms_p_values_for_differences_and_for_equality() -
 def test_without_any_spread_there_is_no_interval_and_no_verdict() -> None:
     for mean in (0.0, 0.125):
         rows = [difference(mean, error=0.0), difference(5.0, arm="b")]
+        of_samples = replace(rows[0], over_samples=(Spread(variance=1e-4, df=50.0),))
         for row in (
             single(rows[0], 0.5),
+            single(of_samples, 0.5),
             dunnett_family(rows, 0.5, 0.5)[0],
             holm_family(rows, 0.5)[0],
         ):
-            assert row.verdict == "not distinguishable"
+            assert (row.verdict, row.is_clear) == ("not distinguishable", False)
             assert (row.p, row.p_adjusted, row.p_equal) == (1.0, 1.0, None)
             assert (row.low, row.high90, row.low_seeds, row.low_samples) == (None,) * 4
 
