@@ -154,8 +154,8 @@ class _Block:
                     return int(holders[-1])
         return None
 
-    def _move(self, position: int, batch: int) -> bool:
-        """Exchange the draw of a position; False where no other draw fits."""
+    def _move(self, position: int, batch: int) -> None:
+        """Exchange the draw of a position, where another one fits."""
         same = np.flatnonzero(self._source == self._source[position])
         first, last = np.searchsorted(
             same, [batch * self._batch_size, (batch + 1) * self._batch_size]
@@ -165,10 +165,9 @@ class _Block:
             middle = int(np.searchsorted(same, target))
             near = same[max(last, middle - NEAR) : middle + NEAR]
             if self._exchange(position, batch, near):
-                return True
-        return self._exchange(position, batch, same[last:]) or self._exchange(
-            position, batch, same[:first][::-1]
-        )
+                return
+        if not self._exchange(position, batch, same[last:]):
+            self._exchange(position, batch, same[:first][::-1])
 
     def _exchange(self, position: int, batch: int, candidates: Integers) -> bool:
         """Exchange with the first candidate that brings no collision, here or there."""

@@ -40,6 +40,11 @@ def test_rows_are_chosen_in_proportion_to_their_chances():
     assert not np.array_equal(choose_candidates(kinds[kind[:100]], 8, np.arange(100)), chosen[:100])
 
 
+@pytest.mark.parametrize(("mean", "count"), [(1.0, 1), (0.995, 2), (0.9, 2), (0.5, 7)])
+def test_a_draw_looks_at_as_few_rows_as_are_enough(mean, count):
+    assert candidates_for(mean) == count
+
+
 @pytest.mark.parametrize("mean", [1.0, 0.97, 0.9, 0.5, 0.25, 0.05, 0.001])
 def test_there_are_enough_candidates(mean):
     count = candidates_for(mean)
@@ -228,6 +233,12 @@ def test_segments_that_repeat_grow_but_stay_short():
     assert [segment.steps for segment in grow([[10_000]] * 3, 10)] == [1000, 1000, None]
 
 
+def test_one_batch_of_new_rows_is_a_segment_of_them():
+    before = [Segment(number=0, first=0, steps=1, start=0, stop=1)]
+    found = next_segment(before, [8, 8], 8, complete=False)
+    assert found == Segment(number=1, first=1, steps=1, start=1, stop=2)
+
+
 def test_too_few_rows_are_waited_for():
     assert next_segment([], [3, 4], 8, complete=False) is None
     assert next_segment([], [], 8, complete=True) is None
@@ -287,6 +298,9 @@ def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice():
     again = Live([Segment(number=1, first=0, steps=None, start=0, stop=2)], rows)
     repeated = SegmentOrder("web/stored", again, 16, 4, 2, 7).repeats(10)["web/stored"]
     assert (repeated.drawn, repeated.unique) == (160, 40)  # of 10 + 30 rows
+    assert repeated.repeats == pytest.approx(160 / 90)
+    part = SegmentOrder("web/stored", again, 16, 4, 2, 7).repeats(2)["web/stored"]
+    assert (part.drawn, part.unique) == (32, 32)
     assert alone.fingerprint() == order.fingerprint()
     assert SegmentOrder("web/stored", again, 16, 4, 2, 8).fingerprint() != order.fingerprint()
     shard, row = order.substitute(0, segments[2].first, 3, 0)
