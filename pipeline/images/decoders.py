@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -346,20 +347,23 @@ class Decoders:
         """A child that is ready; None while closing. RuntimeError where it does not start."""
         # Not asyncio's: uvloop forks, and its child takes locks of Python and of libraries before
         # its exec. One that another thread held is never free there, and this process waits for it.
+        # Sockets, as of uvloop: they hold three times as much as pipes.
+        ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
         process = subprocess.Popen(
             self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=theirs[0].fileno(),
+            stdout=theirs[1].fileno(),
             cwd=ROOT,
             env=_environment(),
-            bufsize=0,
         )
+        for end in theirs:
+            end.close()
         self._processes = [p for p in self._processes if p.returncode is None] + [process]
         loop, answers = asyncio.get_running_loop(), asyncio.StreamReader(2**20)
         stdout, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(answers), process.stdout
+            lambda: asyncio.StreamReaderProtocol(answers), ours[1]
         )
-        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, ours[0])
         child = _Child(process, stdin, stdout, answers, deque())
         try:
             async with asyncio.timeout(START_S):
