@@ -17,7 +17,8 @@ import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,6 @@ class Decoders:
         self._command = (sys.executable, *CHILD, str(memory_bytes), str(deadline_s))
         self._waiting: deque[_Request] = deque()
         self._children: list[_Child] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._slots: list[asyncio.Task[None]] = []
         self._closing = self._will_send = False
         self._broken: BaseException | None = None
@@ -203,9 +203,6 @@ class Decoders:
         for slot in self._slots:
             slot.cancel()
         await asyncio.gather(*self._slots, return_exceptions=True)
-        for process in self._processes:  # those that a cancelled slot was starting
-            _kill(process)
-            await _exit_status(process)
         for request in self._waiting:
             request.answer.cancel()
 
@@ -302,33 +299,42 @@ class Decoders:
     async def _keep_child(self) -> None:
         """Keep one child running: start the next one when it ends."""
         while not self._closing:
-            child = await self._start()
-            if child is None:
-                return
-            self._children.append(child)
-            self._send_waiting()
-            await self._read(child)
-            self._children.remove(child)
-            if child.timer is not None:
-                child.timer.cancel()
-            code = await _ended(child)
-            if child.frames:
-                current, *others = child.frames
-                for requests in reversed(others):
-                    self._waiting.extendleft(reversed(requests))
-                if len(current) > 1:
-                    for request in reversed(current):
-                        request.is_alone = True
-                        self._waiting.appendleft(request)
-                elif not current[0].answer.done():
-                    too_slow = child.is_late or code == -signal.SIGPROF
-                    rejected = (
-                        RejectedImage("decoder_deadline", "too slow")
-                        if too_slow
-                        else RejectedImage("decoder_died", _cause(code))
-                    )
-                    current[0].answer.set_result(rejected)
+            async with self._started() as child:
+                if not await self._is_ready(child):
+                    return
+                self._children.append(child)
                 self._send_waiting()
+                try:
+                    await self._read(child)
+                finally:
+                    self._children.remove(child)
+                    if child.timer is not None:
+                        child.timer.cancel()
+                self._return_frames(child, await _ended(child))
+
+    def _return_frames(self, child: _Child, code: int) -> None:
+        """Of a child that has ended, let others do the frames; the image that ended it is refused.
+
+        code: of its exit.
+        """
+        if not child.frames:
+            return
+        current, *others = child.frames
+        for requests in reversed(others):
+            self._waiting.extendleft(reversed(requests))
+        if len(current) > 1:
+            for request in reversed(current):
+                request.is_alone = True
+                self._waiting.appendleft(request)
+        elif not current[0].answer.done():
+            too_slow = child.is_late or code == -signal.SIGPROF
+            rejected = (
+                RejectedImage("decoder_deadline", "too slow")
+                if too_slow
+                else RejectedImage("decoder_died", _cause(code))
+            )
+            current[0].answer.set_result(rejected)
+        self._send_waiting()
 
     def _slot_ended(self, slot: asyncio.Task[None]) -> None:
         """Pass the error of a slot to all requests: no image caused it."""
@@ -343,8 +349,9 @@ class Decoders:
                 request.answer.set_exception(error)
         self._waiting.clear()
 
-    async def _start(self) -> _Child | None:
-        """A child that is ready; None while closing. RuntimeError where it does not start."""
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[_Child]:
+        """A child; at the end, also of a cancelled task, nothing of it is left."""
         # Not asyncio's: uvloop forks, and its child takes locks of Python and of libraries before
         # its exec. One that another thread held is never free there, and this process waits for it.
         # Sockets, as of uvloop: they hold three times as much as pipes.
@@ -358,24 +365,31 @@ class Decoders:
         )
         for end in theirs:
             end.close()
-        self._processes = [p for p in self._processes if p.returncode is None] + [process]
         loop, answers = asyncio.get_running_loop(), asyncio.StreamReader(2**20)
-        stdout, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(answers), ours[1]
-        )
-        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, ours[0])
-        child = _Child(process, stdin, stdout, answers, deque())
+        async with AsyncExitStack() as opened:
+            opened.push_async_callback(_exit_status, process)
+            opened.callback(_kill, process)
+            stdout, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(answers), ours[1]
+            )
+            opened.callback(stdout.close)
+            stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, ours[0])
+            opened.callback(stdin.close)
+            yield _Child(process, stdin, stdout, answers, deque())
+
+    async def _is_ready(self, child: _Child) -> bool:
+        """Wait until it is; False while closing. RuntimeError where it does not start."""
         try:
             async with asyncio.timeout(START_S):
                 await _answers(child)
+            return True
         except (asyncio.IncompleteReadError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 _kill(child.process)
             code = await _ended(child)
             if self._closing:
-                return None
+                return False
             raise RuntimeError(f"a decoder ended before its first image ({_cause(code)})") from None
-        return child
 
     async def _read(self, child: _Child) -> None:
         """Pass a child's answers to their requests until the child ends."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -276,6 +279,35 @@ def test_leaving_ends_the_children_even_in_the_middle_of_an_image(
     for pid in uvloop.run(go()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_leaving_while_a_child_starts_leaves_nothing_open(
+    loop: Callable[[Coroutine[Any, Any, None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """A transport that is left open is a warning of the loop that closes: an error of the test."""
+    monkeypatch.setattr(decoders, "CHILD", ("-c", "import time; time.sleep(3600)"))
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def recorded(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+
+    async def go() -> None:
+        async with Decoders(2):
+            while len(started) < 2:
+                await asyncio.sleep(0.01)
+
+    loop(go())
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_a_child_knows_no_secrets_and_imports_little(
