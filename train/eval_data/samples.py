@@ -108,7 +108,8 @@ def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
             raise ValueError(f"{path} is not JSON: {error}") from error
     elif PYTHON.match(text):
         values = _literal(text)
-        values = _texts_of_python(text, "class" if blanks else "template") or values
+        if not isinstance(values, dict | list):
+            values = _texts_of_python(text, "class" if blanks else "template") or values
     if isinstance(values, dict) and blanks:
         values = _in_order(values, path)
     if path.endswith(".json") or isinstance(values, list):

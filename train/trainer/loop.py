@@ -636,10 +636,10 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
     """Train and write RUN/: blend.json, log.jsonl, checkpoints/, export/, and run.json at the end.
 
     Returns the record of run.json. A finished run is returned as it is; one whose weights are gone
-    is exported again from its newest checkpoint. `auto` resumes from the
-    newest checkpoint that is whole, or starts where there is none; `required` is ValueError where
-    there is none; `never` removes what is there and starts. ValueError for settings and views that
-    cannot be trained on, and for a folder that holds another run; nothing has been written then.
+    is exported again from its newest checkpoint. `auto` resumes from the newest checkpoint that is
+    whole, or starts where there is none; `required` is ValueError where there is none; `never`
+    removes what is there and starts. ValueError for settings and views that cannot be trained on,
+    and for a folder that holds another run; nothing has been written then.
     FolderInUse where another process trains in it. NonFinite is raised before the optimizer step
     that would have spoilt the weights. After a stop signal a step is saved and SystemExit(75) is
     raised.

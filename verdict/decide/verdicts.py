@@ -576,23 +576,20 @@ def _on_one_test_set(
     """The arms without those that were scored on another split than the baseline, or on a part of
     its test samples, and these. ValueError where no arm was scored on its own.
     """
-    own, apart = results.splits.get(baseline, ("", frozenset())), dict[str, tuple[str, str]]()
+    own, apart = results.splits.get(baseline, ("", frozenset())), dict[str, str]()
     for arm in arms:
         column, values = results.splits.get(arm, own)
         if column == own[0] and values and own[1] and not values & own[1]:
-            apart[arm] = (", ".join(sorted(values)), ", ".join(sorted(own[1])))
+            here, there = (", ".join(sorted(of)) for of in (values, own[1]))
+            apart[arm] = f"{own[0]!r} is {here} there, and {there} for {baseline}"
     sizes = _on_other_samples(results, arms, baseline, chosen, question)
     kept = tuple(arm for arm in arms if arm not in {*apart, *sizes})
-    for other in dict.fromkeys([*apart.values(), *sizes.values()]):
-        names = _names([arm for arm, of in (*apart.items(), *sizes.items()) if of == other])
-        why = f"{own[0]!r} is {other[0]} there, and {other[1]} for {baseline}"
-        way = f" (--arm {quoted(own[0])} compares it)"
-        if other in sizes.values():
-            why = f"{other[0]} is tested on {other[1]} for {baseline}"
-            way = f" (--without {quoted(other[0])} leaves it out)" if len(results.tasks) > 1 else ""
-        if len(kept) < 2:
-            raise ValueError(f"{names} not comparable: {why}{way}")
-        refusals.append(f"{names} not comparable: {why}{way if other in sizes.values() else ''}")
+    for of, way in ((apart, f" (--arm {quoted(own[0])} compares it)"), (sizes, "")):
+        for why in dict.fromkeys(of.values()):
+            refusal = f"{_names([arm for arm in of if of[arm] == why])} not comparable: {why}"
+            if len(kept) < 2:
+                raise ValueError(refusal + way)
+            refusals.append(refusal)
     return kept, {*apart, *sizes}
 
 
@@ -602,11 +599,11 @@ def _on_other_samples(
     baseline: str,
     chosen: Mapping[str, str],
     question: Question,
-) -> dict[str, tuple[str, str]]:
-    """{arm: the task, and the test samples} of the arms that some task was tested with far fewer or
-    more samples for than for the baseline, as by a limit on one of them.
+) -> dict[str, str]:
+    """{arm: why, and the way} of the arms that some task was tested with far fewer or more samples
+    for than for the baseline, as by a limit on one of them.
     """
-    r, apart = results, dict[str, tuple[str, str]]()
+    r, apart = results, dict[str, str]()
     sizes: dict[tuple[int, int], set[int]] = defaultdict(set)
     metrics = np.array([r.metrics.index(chosen[t]) if t in chosen else -1 for t in r.tasks])
     known_N = (r.samples_N > 0) & (metrics[r.task_N] == r.metric_N)
@@ -621,7 +618,9 @@ def _on_other_samples(
         here, there = (sizes[r.arms.index(one), task] for one in (arm, baseline))
         if here and there and max(min(here) / max(there), min(there) / max(here)) > OTHER_SAMPLES:
             shown = [" or ".join(f"{size:,}" for size in sorted(of)[:2]) for of in (here, there)]
-            apart.setdefault(arm, (r.tasks[task], f"{shown[0]} samples there, and on {shown[1]}"))
+            why = f"{r.tasks[task]} is tested on {shown[0]} samples there, and on {shown[1]}"
+            way = f" (--without {quoted(r.tasks[task])} leaves it out)" if len(r.tasks) > 1 else ""
+            apart.setdefault(arm, f"{why} for {baseline}{way}")
     return apart
 
 
@@ -637,11 +636,9 @@ def _without_repeated_runs(results: Results, notes: list[str]) -> Results:
     keys = np.stack([r.arm_N, r.scale_N, r.block_N, r.seed_N])[:, order]
     starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
     alike: dict[tuple[object, ...], list[Integers]] = defaultdict(list)
-    runs = Counter[tuple[float, ...]]()
     for places in np.split(order, starts[1:]):
         n = int(places[0])
         of = (int(r.arm_N[n]), float(r.scale_N[n]), int(r.block_N[n]))
-        runs[of] += 1
         own = np.stack([r.task_N[places], r.metric_N[places], r.value_N[places]]).tobytes()
         lists = [] if r.per_sample is None else [r.per_sample[each] for each in places.tolist()]
         samples = b"".join(b"" if one is None else np.asarray(one).tobytes() for one in lists)
