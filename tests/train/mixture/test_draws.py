@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clipmill.train.mixture.order import (
     CANDIDATES,
+    NEAR,
     REPEATED_STEPS,
     UNDECIDED,
     CaptionColumns,
@@ -184,6 +185,54 @@ def test_the_last_batch_takes_from_an_earlier_one():
     assert draw.tolist() == [0, 3, 2, 1]
 
 
+def put_apart_plainly(source, numbers, batch):
+    """The rule of `put_apart`, with every batch counted again for every question."""
+    draw = list(range(len(source)))
+
+    def of(b):
+        return [int(numbers[draw[p]]) for p in range(b * batch, (b + 1) * batch)]
+
+    def fits(here, there):
+        a, b = here // batch, there // batch
+        ours, theirs = int(numbers[draw[here]]), int(numbers[draw[there]])
+        return theirs not in of(a) and ours not in of(b)
+
+    def candidates(position):
+        b = position // batch
+        same = [p for p in range(len(source)) if source[p] == source[position]]
+        later = [p for p in same if p >= (b + 1) * batch]
+        for target in range(position + batch, len(source), batch):
+            middle = len([p for p in same if p < target])
+            yield from (p for p in same[max(0, middle - NEAR) : middle + NEAR] if p in later)
+        yield from later
+        yield from (p for p in same[::-1] if p < b * batch)
+
+    for b in range(len(source) // batch):
+        for number in sorted({n for n in of(b) if n >= 0 and of(b).count(n) > 1}):
+            holders = [b * batch + k for k, n in enumerate(of(b)) if n == number]
+            for position in holders[::-1]:
+                if of(b).count(number) > 1:
+                    other = next((p for p in candidates(position) if fits(position, p)), position)
+                    draw[position], draw[other] = draw[other], draw[position]
+            if of(b).count(number) > 1:
+                return draw, holders[-1]
+    return draw, None
+
+
+def test_draws_change_places_as_the_rule_says():
+    """Few numbers more than a batch has places: many draws find a place in an earlier batch only,
+    and one that was exchanged is exchanged again.
+    """
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        batch, steps = random.integers(2, 7), random.integers(2, 9)
+        numbers = random.integers(0, batch + random.integers(0, 4), batch * steps)
+        source = random.integers(0, random.integers(1, 3), batch * steps)
+        draw, left = put_apart(source, numbers, int(batch))
+        expected, expected_left = put_apart_plainly(source, numbers, int(batch))
+        assert (seed, draw.tolist(), left) == (seed, expected, expected_left)
+
+
 @pytest.mark.parametrize("numbers", [[4, 4, 4, 4], [1, 1, 2, 2]])
 def test_what_cannot_be_put_apart_is_named(numbers):
     draw, left = put_apart(np.array([0, 0, 0, 0]), np.array(numbers), 2)
@@ -307,3 +356,5 @@ def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice():
     assert (shard, row) == alone.substitute(0, 0, 3, 0)
     assert (shard, row < 50) == (2, True)
     assert order.captions(3, range(4)) == [None] * 4
+    nothing = SegmentOrder("web/stored", Live([], []), 16, 4, 2, 7).repeats(5)["web/stored"]
+    assert (nothing.drawn, nothing.rows, nothing.repeats) == (0, 0, 0)  # no shard was found yet

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clipmill.manifests.arrays import Integers
 from clipmill.train.identity import differences
-from clipmill.train.mixture.order import ORDER_VERSION, Order
+from clipmill.train.mixture.order import ORDER_VERSION, Order, put_apart
 from clipmill.train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, wheel_slots
 
 
@@ -224,6 +224,26 @@ def test_golden_substitutes():
     assert substitutes == GOLDEN_SUBSTITUTES
 
 
+def test_golden_order_at_the_border_of_small_sources():
+    """Epochs of a source with less than four times its draws of a batch, 16 here, follow from one
+    another; others do not. Which of them a source has is part of the order.
+    """
+    digests = {}
+    for rows in (63, 64, 79, 80):
+        order = Order([source("a", 1, rows)], 16, 4, window=2, seed=7)
+        every = np.concatenate([order.batch(step)[2] for step in range(40)])
+        digests[rows] = hashlib.sha256(every.astype("<i8").tobytes()).hexdigest()[:16]
+    assert digests == GOLDEN_BORDER
+
+
+GOLDEN_BORDER = {
+    63: "8c966d2209661ffe",
+    64: "1779cd8ae085bab8",
+    79: "7f0e94fa53ab93d7",
+    80: "09a7cd6077a37c9a",
+}
+
+
 def test_golden_order():
     order = Order(blend(), 16, 4, window=2, seed=7)
     assert drawn(order, 0)[:6] == GOLDEN_START
@@ -388,6 +408,46 @@ def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step():
     assert whole.fingerprint() != plain.fingerprint()
 
 
+def test_large_batches_are_put_apart_four_by_four():
+    of = [source("a", 1, 40_000)]
+    order = Order(of, 1024, 8, 2, distinct=Modulo(of, 20_000, 0))
+    plain = Order(of, 1024, 8, 2)
+    changed = 0
+    for first in (0, 4, 8):
+        steps = range(first, first + 4)
+        blocks = [Counter(r for step in steps for r in drawn(o, step)) for o in (order, plain)]
+        assert blocks[0] == blocks[1]
+        changed += sum(drawn(order, step) != drawn(plain, step) for step in steps)
+    assert changed > 3
+    # No two batches at the end of one block and the start of the next have exchanged draws, but
+    # those of one block have: its halves differ from those of the plain order.
+    halves = [Counter(r for step in (0, 1) for r in drawn(o, step)) for o in (order, plain)]
+    assert halves[0] != halves[1]
+
+
+class OneOrAlike(Modulo):
+    """Every fifteenth row has the number 0, the others have one of their own."""
+
+    def __call__(self, source, shard, row):
+        place: Integers = self._first[source][shard] + row
+        return np.where(place % 15 == 0, 0, place)
+
+
+def test_the_step_that_has_no_other_row_is_named():
+    """Two draws of a batch of 30 have the number 0, so a block has more of them than steps."""
+    of = [source("a", 1, 30 * 500)]
+    numbers, steps_of_block = OneOrAlike(of, 1, 0), 69
+    order, plain = Order(of, 30, 5, distinct=numbers), Order(of, 30, 5)
+    for first in (0, steps_of_block):
+        block = [plain.batch(first + k) for k in range(steps_of_block)]
+        sources, shard, row = (np.concatenate(column) for column in zip(*block, strict=True))
+        _, left = put_apart(sources, numbers(0, shard, row), 30)
+        assert left is not None
+        assert left >= 30  # not the first step
+        with pytest.raises(ValueError, match=f"step {first + left // 30} would draw a row of a "):
+            order.batch(first)
+
+
 def test_too_few_different_rows_for_a_batch_are_refused():
     of = [source("a", 1, 40), source("b", 1, 40)]
     with pytest.raises(
@@ -446,12 +506,15 @@ def test_a_balanced_source_draws_by_chance_at_any_step_and_rank():
     assert order.repeats(3)["b"].unique == 48
 
 
-def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in_a_batch():
-    of = [source("a", 0.5, 70), source("b", 0.5, 400)]
-    order = Order(of, 32, 4, balance=Tenth(of, 0, 64))
+@pytest.mark.parametrize("rows", [20, 39, 70])  # 1, 1 and 3 candidates
+def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in_a_batch(rows):
+    of = [source("a", 0.5, rows), source("b", 0.5, 400)]
+    order, plain = Order(of, 32, 4, balance=Tenth(of, 0, 64)), Order(of, 32, 4)
     for step in range(120):
-        rows = drawn(order, step)
-        assert len(set(rows)) == 32
+        drawn_rows = drawn(order, step)
+        assert len(set(drawn_rows)) == 32
+        if rows < 40:  # the next row is the only candidate of a draw
+            assert drawn_rows == drawn(plain, step)
 
 
 def test_captions_have_exact_shares_for_any_rank():
@@ -471,6 +534,10 @@ def test_captions_have_exact_shares_for_any_rank():
         "b": 0.5,
     }
     assert order.repeats(25)["b"].captions is None
+    assert [sorted(each.document()) for each in order.repeats(25).values()] == [
+        ["captions", "drawn", "repeats", "rows", "share", "unique"],
+        ["drawn", "repeats", "rows", "share", "unique"],
+    ]
     assert order.fingerprint() != Order(of, 32, 4).fingerprint()
 
 
