@@ -592,7 +592,8 @@ def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
 
 def export_line(export: Export) -> str:
     """What was written, for a terminal."""
-    what = {"npy": "uids", "folder": f"rows in {export.files} tars"}.get(export.kind, "rows")
+    tars = "1 tar" if export.files == 1 else f"{export.files:,} tars"
+    what = {"npy": "uids", "folder": f"rows in {tars}"}.get(export.kind, "rows")
     return (
         f"view {export.view}: {export.rows:,} {what}, {export.bytes / 1e6:.3g} MB, in {export.to}; "
         "README.md lies beside them"

@@ -803,7 +803,7 @@ def _pictures_of_tars(folder: str, tars: Sequence[str], most: int) -> Pictures:
             pairs.append(pair)
     pictures = Pictures(
         folder=folder,
-        form=f"{len(tars)} tars",
+        form="1 tar" if len(tars) == 1 else f"{len(tars):,} tars",
         pairs=pairs,
         rejected=lost,
         files=len({pair.file for pair in pairs}) + lost.total(),

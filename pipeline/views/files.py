@@ -784,9 +784,9 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
     lines = []
     for name, document in documents.items():
         total = document.funnel[0][1]
-        lines.append(f"view {name}: {document.kept} of {total} rows kept")
+        lines.append(f"view {name}: {document.kept:,} of {total:,} rows kept")
         for step, left in document.funnel:
-            lines.append(f"  {step:<32} {left:>12} {left / total:>8.2%}")
+            lines.append(f"  {step:<32} {left:>12,} {left / total:>8.2%}")
         for call, threshold in document.thresholds.items():
             lines.append(
                 f"  {call} = {threshold.value:.6g}, "
