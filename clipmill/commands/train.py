@@ -261,6 +261,10 @@ TOKENIZER_NOTE = (
     "transformers' tokenizer does not clean texts as open_clip's does: call html.unescape and"
     " ftfy.fix_text on them first, or curly quotes and the like get other tokens"
 )
+CROP_NOTE = (
+    "transformers' image processor rounds half a pixel of the crop's margin down, open_clip's"
+    " transform to even: some pictures are cropped one pixel apart, and their numbers differ a bit"
+)
 Source = Annotated[
     str,
     Parameter(
@@ -332,6 +336,9 @@ def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
     logger.info(training.USED, written["images"], written["captions"])
     if written["format"] == "huggingface":
         logger.info("%s", TOKENIZER_NOTE)
+    crops_floor = clip.config.preprocess.crop_floor
+    if written["format"] == "huggingface" or (written["format"] == "open_clip" and crops_floor):
+        logger.info("%s", CROP_NOTE)
     if differences := written.get("differences"):
         logger.info(
             "largest difference to PyTorch in fp32: image %.2g, text %.2g",

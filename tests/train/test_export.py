@@ -23,6 +23,7 @@ def test_to_hugging_face_and_back_the_weights_are_the_same_bits(folder, tmp_path
     there, back = str(tmp_path / "there"), str(tmp_path / "back")
     assert commands.weights([folder, "--to", there, "--format", "huggingface", "--json"]) == 0
     assert "tokenizer does not clean texts as open_clip's does: call html.unescape" in caplog.text
+    assert "some pictures are cropped one pixel apart" in caplog.text
     written = json.loads(capsys.readouterr().out)
     assert written["weights_sha256"] == weights_sha256(load_model(folder).state_dict())
     assert (written["format"], written["to"], written["model"]) == ("huggingface", there, folder)
@@ -31,7 +32,12 @@ def test_to_hugging_face_and_back_the_weights_are_the_same_bits(folder, tmp_path
         "config.json", "merges.txt", "model.safetensors", "preprocessor_config.json",
         "tokenizer_config.json", "vocab.json",
     ]  # fmt: skip
+    caplog.clear()
     assert commands.weights([there, "--to", back, "--json"]) == 0
+    assert "some pictures are cropped one pixel apart" in caplog.text  # open_clip's format
+    caplog.clear()
+    assert commands.weights([back, "--to", str(tmp_path / "third")]) == 0
+    assert "one pixel apart" not in caplog.text
     again = json.loads(capsys.readouterr().out)
     assert again["weights_sha256"] == written["weights_sha256"]
     theirs = open_clip.create_model(f"local-dir:{back}")
