@@ -407,6 +407,9 @@ def _numbered(
     if not raw.class_names and min(labels) == 1 and max(labels) == len(classes):
         labels = tuple(label - 1 for label in labels)
         notes = (f"the labels of {raw.source} are numbers from 1: 1 is {classes[0]!r}",)
+    elif not raw.class_names and min(labels) == 1 and max(labels) < len(classes):
+        read = f"read as numbers from 0: 1 is {classes[1]!r}, and no image is 0, {classes[0]!r}"
+        notes = (f"the labels of {raw.source} are {read}",)
     wrong = [i for i, label in enumerate(labels) if not 0 <= label < len(classes)]
     if wrong:
         unknown = " (-1 is that of a split without labels: set split)" if min(labels) < 0 else ""
