@@ -123,16 +123,21 @@ def test_a_rank_that_fails_ends_the_others(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_signal_reaches_every_rank(number):
+def test_a_stop_signal_reaches_every_rank(number, tmp_path):
     """SIGHUP of a closed terminal comes twice, and the second kills no rank."""
     again = f"os.kill(os.getppid(), {int(number)})" if number == signal.SIGHUP else "pass"
     code = (
         "import os, signal, sys, time\n"
         f"def stop(*_): {again}; time.sleep(0.3); sys.exit(75)\n"
         f"signal.signal({int(number)}, stop)\n"
-        "if os.environ['RANK'] == '0':\n"
-        f"    time.sleep(1); os.kill(os.getppid(), {int(number)})\n"
-        "time.sleep(60)"
+        f"ready = {str(tmp_path / 'ready')!r}\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    open(ready, 'w')\n"
+        "else:\n"
+        "    while not os.path.exists(ready):\n"
+        "        time.sleep(0.01)\n"
+        f"    os.kill(os.getppid(), {int(number)})\n"
+        "time.sleep(900)"
     )
     assert process_group.launch_ranks([sys.executable, "-c", code], 2) == 75
 
