@@ -85,8 +85,11 @@ def test_the_bytes_that_wait_are_bounded(many_shards, store, monkeypatch):
     monkeypatch.setattr(read_ahead, "READ_BYTES", 12 * size)
     batches = loader.batches()
     next(batches)
-    time.sleep(0.5)
     reads: ReadAhead = batches.gi_frame.f_locals["steps"]
+    until = time.monotonic() + 900
+    while reads._bytes <= 2 * size and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.5)  # in which it would read more than it may
     assert 2 * size < reads._bytes <= 12 * size
     for _ in range(30):
         next(batches)
